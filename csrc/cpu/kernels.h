@@ -1,0 +1,285 @@
+// The kernels of one instruction set: plain loops over blocks of elements. Included once by each kernels_<isa>.cpp,
+// after vec.h and inside its target pragma (see there why there is no include and no include guard's need).
+//
+// A tensor's last elements, less than a block, go through the same loop in a padded copy, and the arithmetic is plain
+// IEEE (the build forbids contraction to fused multiply-add): so an element's result depends neither on its place nor
+// on the number of threads nor on the instruction set.
+
+namespace lightning_apex {
+namespace APEX_ISA {
+
+constexpr int64_t kBlock = 32;         // elements: one cache line of halves, two of floats
+constexpr int64_t kPrefetch = 1536;    // bytes ahead on every stream, where hardware prefetch stops short
+constexpr int64_t kCacheLine = 64;
+
+template <class T>
+APEX_INLINE void prefetch(const T* from) {
+  for (int64_t at = 0; at < kBlock * int64_t(sizeof(T)); at += kCacheLine)
+    __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) + kPrefetch + at));
+}
+
+// Up to one block of a stream, zeros behind.
+template <class T>
+struct Padded {
+  alignas(64) raw<T> data[kBlock] = {};
+  APEX_INLINE T* take(const T* from, int64_t n) {
+    __builtin_memcpy(data, from, n * sizeof(T));
+    return get();
+  }
+  APEX_INLINE T* get() { return reinterpret_cast<T*>(data); }
+  APEX_INLINE void put(T* to, int64_t n) const { __builtin_memcpy(to, data, n * sizeof(T)); }
+};
+
+template <class T>
+using compute = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+// Splits [begin, end) into whole blocks and a rest.
+APEX_INLINE int64_t whole_blocks(int64_t begin, int64_t end) { return (end - begin) / kBlock * kBlock; }
+
+// x - x is 0 where x is finite and NaN elsewhere, and a NaN survives addition.
+template <class S>
+struct Finite {
+  Vec<S> sum;
+  APEX_INLINE Finite() : sum(S(0)) {}  // written out: GCC gives a generated constructor the default target
+  APEX_INLINE void see(Vec<S> x) { sum = sum + (x - x); }
+  APEX_INLINE bool all() const {
+    bool zero = true;
+    for (int i = 0; i < Vec<S>::width; ++i) zero &= sum.v[i] == 0;
+    return zero;
+  }
+};
+
+// ---- measure ----
+
+// Sums in 16 lanes of double whatever the vector's width, so that every instruction set adds in the same order. The
+// square of no float overflows there; the largest doubles' do, hence their own test.
+template <class T>
+struct Measure {
+  static constexpr int kLanes = 16, kVecs = kLanes / Vec<double>::width;
+  Vec<double> sums[kVecs];
+  Finite<double> finite;
+
+  APEX_INLINE Measure() {
+    for (auto& sum : sums) sum = 0.0;
+  }
+  APEX_INLINE void blocks(const T* src, int64_t n) {
+    for (int64_t i = 0; i < n; i += kBlock) {
+      prefetch(src + i);
+      for (int64_t j = 0; j < kBlock; j += Vec<double>::width) {
+        const Vec<double> x = load<double>(src + i + j);
+        auto& sum = sums[j / Vec<double>::width % kVecs];
+        sum = sum + x * x;
+        if constexpr (std::is_same_v<T, double>) finite.see(x);
+      }
+    }
+  }
+  static Measured run(const void* src, int64_t begin, int64_t end) {
+    const T* from = static_cast<const T*>(src) + begin;
+    const int64_t whole = whole_blocks(begin, end), rest = end - begin - whole;
+    Measure m;
+    m.blocks(from, whole);
+    if (rest > 0) m.blocks(Padded<T>().take(from + whole, rest), kBlock);
+    double total = 0;
+    for (int lane = 0; lane < kLanes; ++lane) total += m.sums[lane / Vec<double>::width].v[lane % Vec<double>::width];
+    const bool nonfinite = std::is_same_v<T, double> ? !m.finite.all() : !(total - total == 0);
+    return {total, nonfinite};
+  }
+};
+
+// ---- copy_scaled, unscale ----
+
+template <class D, class T>
+struct Copy {
+  using S = std::conditional_t<std::is_same_v<D, double>, double, compute<T>>;
+
+  static APEX_INLINE void blocks(D* dst, const T* src, int64_t n, S multiplier, Finite<S>& finite) {
+    for (int64_t i = 0; i < n; i += kBlock) {
+      prefetch(src + i);
+      for (int64_t j = i; j < i + kBlock; j += Vec<S>::width) {
+        const Vec<S> x = load<S>(src + j) * multiplier;
+        store(dst + j, x);
+        finite.see(round_to<D>(x));
+      }
+    }
+  }
+  static bool run(void* dst, const void* src, double multiplier, int64_t begin, int64_t end) {
+    D* to = static_cast<D*>(dst) + begin;
+    const T* from = static_cast<const T*>(src) + begin;
+    const int64_t whole = whole_blocks(begin, end), rest = end - begin - whole;
+    Finite<S> finite;
+    blocks(to, from, whole, S(multiplier), finite);
+    if (rest > 0) {
+      Padded<D> out;
+      blocks(out.get(), Padded<T>().take(from + whole, rest), kBlock, S(multiplier), finite);
+      out.put(to + whole, rest);
+    }
+    return !finite.all();
+  }
+};
+
+// ---- the divergence rule ----
+
+// A master counts only where the parameter is its rounded value. Elsewhere somebody wrote to the model.
+template <class P>
+APEX_INLINE Vec<float> reconciled(Vec<float> master, Vec<float> param) {
+  return Vec<float>::select_equal(param, round_to<P>(master), master, param);
+}
+
+template <class P>
+struct Reconcile {
+  static APEX_INLINE void blocks(float* master, const P* param, int64_t n) {
+    for (int64_t i = 0; i < n; i += kBlock) {
+      prefetch(master + i);
+      prefetch(param + i);
+      for (int64_t j = i; j < i + kBlock; j += Vec<float>::width)
+        store(master + j, reconciled<P>(load<float>(master + j), load<float>(param + j)));
+    }
+  }
+  static void run(void* master_, const void* param_, int64_t begin, int64_t end) {
+    float* master = static_cast<float*>(master_) + begin;
+    const P* param = static_cast<const P*>(param_) + begin;
+    const int64_t whole = whole_blocks(begin, end), rest = end - begin - whole;
+    blocks(master, param, whole);
+    if (rest == 0) return;
+    Padded<float> m;
+    blocks(m.take(master + whole, rest), Padded<P>().take(param + whole, rest), kBlock);
+    m.put(master + whole, rest);
+  }
+};
+
+// ---- the optimizers ----
+
+template <class F, class P, class G, class St, bool with_master>
+struct Step {
+  using S = compute<P>;
+  using Consts = typename F::template Consts<S>;
+  static constexpr int kStates = F::n_state, kSlots = kStates > 0 ? kStates : 1;
+  struct Streams {
+    P* param;
+    const G* grad;
+    float* master;
+    St* state[kSlots];
+  };
+
+  static APEX_INLINE void vector(const Streams& to, int64_t i, const Consts& consts, S multiplier) {
+    Vec<S> p = load<S>(to.param + i), s[kSlots];
+    if constexpr (with_master) p = reconciled<P>(load<float>(to.master + i), p);
+    const Vec<S> g = load<S>(to.grad + i) * multiplier;
+    for (int k = 0; k < kStates; ++k) s[k] = load<S>(to.state[k] + i);
+    F::update(p, g, s, consts);
+    store(to.param + i, p);
+    if constexpr (with_master) store(to.master + i, p);
+    for (int k = 0; k < kStates; ++k) store(to.state[k] + i, s[k]);
+  }
+  static APEX_INLINE void blocks(const Streams& to, int64_t n, const Consts& consts, S multiplier) {
+    for (int64_t i = 0; i < n; i += kBlock) {
+      prefetch(to.param + i);
+      prefetch(to.grad + i);
+      if constexpr (with_master) prefetch(to.master + i);
+      for (int k = 0; k < kStates; ++k) prefetch(to.state[k] + i);
+      for (int64_t j = i; j < i + kBlock; j += Vec<S>::width) vector(to, j, consts, multiplier);
+    }
+  }
+  static APEX_INLINE void padded(const Streams& to, int64_t n, const Consts& consts, S multiplier) {
+    Padded<P> param;
+    Padded<G> grad;
+    Padded<float> master;
+    Padded<St> state[kSlots];
+    Streams copy{param.take(to.param, n), grad.take(to.grad, n), nullptr, {}};
+    if constexpr (with_master) copy.master = master.take(to.master, n);
+    for (int k = 0; k < kStates; ++k) copy.state[k] = state[k].take(to.state[k], n);
+    blocks(copy, kBlock, consts, multiplier);
+    param.put(to.param, n);
+    if constexpr (with_master) master.put(to.master, n);
+    for (int k = 0; k < kStates; ++k) state[k].put(to.state[k], n);
+  }
+  static void run(const StepRow& row, const void* consts_, double multiplier, int64_t begin, int64_t end) {
+    const Consts consts = *static_cast<const Consts*>(consts_);  // a copy that no store can change: stays in registers
+    const int64_t whole = whole_blocks(begin, end);
+    const auto from = [&row](int64_t at) {
+      Streams s{static_cast<P*>(row.param) + at, static_cast<const G*>(row.grad) + at, nullptr, {}};
+      if constexpr (with_master) s.master = row.master + at;
+      for (int k = 0; k < kStates; ++k) s.state[k] = static_cast<St*>(row.state[k]) + at;
+      return s;
+    };
+    blocks(from(begin), whole, consts, S(multiplier));
+    if (begin + whole < end) padded(from(begin + whole), end - begin - whole, consts, S(multiplier));
+  }
+};
+
+// ---- from run-time dtypes to types ----
+
+template <class T>
+struct Tag {
+  using type = T;
+};
+
+template <class Fn, class Pick>
+Fn by_dtype(c10::ScalarType dtype, Pick pick) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return pick(Tag<float>());
+    case c10::ScalarType::Half:
+      return pick(Tag<c10::Half>());
+    case c10::ScalarType::BFloat16:
+      return pick(Tag<c10::BFloat16>());
+    case c10::ScalarType::Double:
+      return pick(Tag<double>());
+    default:
+      return nullptr;
+  }
+}
+
+inline MeasureFn measure_kernel(c10::ScalarType src) {
+  return by_dtype<MeasureFn>(src, [](auto t) -> MeasureFn { return &Measure<typename decltype(t)::type>::run; });
+}
+
+inline CopyFn copy_kernel(c10::ScalarType dst, c10::ScalarType src) {
+  return by_dtype<CopyFn>(dst, [src](auto d) -> CopyFn {
+    using D = typename decltype(d)::type;
+    return by_dtype<CopyFn>(src, [](auto t) -> CopyFn { return &Copy<D, typename decltype(t)::type>::run; });
+  });
+}
+
+inline ReconcileFn reconcile_kernel(c10::ScalarType param) {
+  if (param == c10::ScalarType::Half) return &Reconcile<c10::Half>::run;
+  return param == c10::ScalarType::BFloat16 ? &Reconcile<c10::BFloat16>::run : nullptr;
+}
+
+// Parameters of type P: gradients are P or float, states float or bfloat16, all double where P is.
+template <class F, class P>
+StepFn step_kernel_for(c10::ScalarType grad, c10::ScalarType state, bool master) {
+  const auto with_state = [&](auto g, auto with_master) -> StepFn {
+    using G = typename decltype(g)::type;
+    constexpr bool m = decltype(with_master)::value;
+    if constexpr (std::is_same_v<P, double>) return &Step<F, P, G, double, m>::run;
+    else if (F::n_state > 0 && state == c10::ScalarType::BFloat16) return &Step<F, P, G, c10::BFloat16, m>::run;
+    else return &Step<F, P, G, float, m>::run;
+  };
+  if constexpr (sizeof(P) == 2) {
+    const bool wide = grad == c10::ScalarType::Float;
+    if (master) return wide ? with_state(Tag<float>(), std::true_type()) : with_state(Tag<P>(), std::true_type());
+    return wide ? with_state(Tag<float>(), std::false_type()) : with_state(Tag<P>(), std::false_type());
+  } else {
+    return with_state(Tag<P>(), std::false_type());
+  }
+}
+
+template <class F>
+StepFn step_kernel_of(c10::ScalarType param, c10::ScalarType grad, c10::ScalarType state, bool master) {
+  return by_dtype<StepFn>(param, [=](auto p) -> StepFn {
+    return step_kernel_for<F, typename decltype(p)::type>(grad, state, master);
+  });
+}
+
+inline StepFn step_kernel(int optimizer, c10::ScalarType param, c10::ScalarType grad, c10::ScalarType state,
+                          bool master) {
+  using Pick = StepFn (*)(c10::ScalarType, c10::ScalarType, c10::ScalarType, bool);
+#define APEX_PICK(...) &step_kernel_of<__VA_ARGS__>,
+  static constexpr Pick picks[] = {LIGHTNING_APEX_OPTIMIZERS(APEX_PICK)};
+#undef APEX_PICK
+  return picks[optimizer](param, grad, state, master);
+}
+
+}  // namespace APEX_ISA
+}  // namespace lightning_apex

@@ -1,0 +1,162 @@
+// Short vectors of float or double, as wide as the instruction set that this file is compiled for, with loads and
+// stores that convert. Built on the vector extensions of GCC and Clang, so that one source serves every width.
+//
+// Included once by each translation unit kernels_<isa>.cpp, inside its target pragma. APEX_ISA names the namespace:
+// nothing compiled here may be shared with a translation unit for another instruction set.
+// No include here: it would be compiled for that instruction set too. kernels_<isa>.cpp includes what is needed.
+
+#define APEX_INLINE inline __attribute__((always_inline))
+
+namespace lightning_apex {
+namespace APEX_ISA {
+
+template <class T, int n>
+struct LanesOf {
+  typedef T type __attribute__((vector_size(sizeof(T) * n)));
+};
+template <class T, int n>
+using lanes = typename LanesOf<T, n>::type;
+
+template <class S>
+struct Vec {
+  static constexpr int width = APEX_VECTOR_BYTES / int(sizeof(S));
+  lanes<S, width> v;
+  Vec() = default;
+  APEX_INLINE Vec(lanes<S, width> lanes_) : v(lanes_) {}
+  APEX_INLINE Vec(S x) : v(lanes<S, width>{} + x) {}
+  friend APEX_INLINE Vec operator+(Vec a, Vec b) { return a.v + b.v; }
+  friend APEX_INLINE Vec operator-(Vec a, Vec b) { return a.v - b.v; }
+  friend APEX_INLINE Vec operator*(Vec a, Vec b) { return a.v * b.v; }
+  friend APEX_INLINE Vec operator/(Vec a, Vec b) { return a.v / b.v; }
+  // Lane by lane: where `a == b`, `yes`, else `no`.
+  static APEX_INLINE Vec select_equal(Vec a, Vec b, Vec yes, Vec no) { return a.v == b.v ? yes.v : no.v; }
+  friend APEX_INLINE Vec maximum(Vec a, Vec b) { return a.v < b.v ? b.v : a.v; }
+};
+
+#if APEX_VECTOR_BYTES == 64
+APEX_INLINE Vec<float> square_root(Vec<float> x) { return lanes<float, 16>(_mm512_sqrt_ps(x.v)); }
+APEX_INLINE Vec<double> square_root(Vec<double> x) { return lanes<double, 8>(_mm512_sqrt_pd(x.v)); }
+#elif APEX_VECTOR_BYTES == 32
+APEX_INLINE Vec<float> square_root(Vec<float> x) { return lanes<float, 8>(_mm256_sqrt_ps(x.v)); }
+APEX_INLINE Vec<double> square_root(Vec<double> x) { return lanes<double, 4>(_mm256_sqrt_pd(x.v)); }
+#elif defined(__SSE2__)
+APEX_INLINE Vec<float> square_root(Vec<float> x) { return lanes<float, 4>(_mm_sqrt_ps(x.v)); }
+APEX_INLINE Vec<double> square_root(Vec<double> x) { return lanes<double, 2>(_mm_sqrt_pd(x.v)); }
+#else
+template <class S>
+APEX_INLINE Vec<S> square_root(Vec<S> x) {
+  for (int i = 0; i < Vec<S>::width; ++i) x.v[i] = square_root(x.v[i]);
+  return x;
+}
+#endif
+
+// ---- the two half types ----
+
+template <class T>
+struct Raw {
+  using type = T;
+};
+template <>
+struct Raw<c10::Half> {
+  using type = unsigned short;
+};
+template <>
+struct Raw<c10::BFloat16> {
+  using type = unsigned short;
+};
+template <class T>
+using raw = typename Raw<T>::type;  // what memory holds
+
+template <int n>
+APEX_INLINE lanes<float, n> decode(lanes<unsigned short, n> x, c10::BFloat16*) {
+  return (lanes<float, n>)(__builtin_convertvector(x, lanes<unsigned, n>) << 16);
+}
+
+// To the nearest, ties to even. A NaN stays one: the rounding must not carry it into infinity.
+template <int n>
+APEX_INLINE lanes<unsigned short, n> encode(lanes<float, n> x, c10::BFloat16*) {
+  const auto bits = (lanes<unsigned, n>)x;
+  const lanes<unsigned, n> rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+  const lanes<unsigned, n> quiet_nan = lanes<unsigned, n>{} + 0x7FC0u;
+  return __builtin_convertvector(x == x ? rounded : quiet_nan, lanes<unsigned short, n>);
+}
+
+template <int n>
+APEX_INLINE lanes<float, n> decode(lanes<unsigned short, n> x, c10::Half*) {
+#if APEX_VECTOR_BYTES == 64
+  if constexpr (n == 16) return (lanes<float, n>)_mm512_cvtph_ps((__m256i)x);
+#endif
+#if APEX_VECTOR_BYTES >= 32
+  if constexpr (n == 8) return (lanes<float, n>)_mm256_cvtph_ps((__m128i)x);
+  if constexpr (n == 4) return (lanes<float, n>)_mm_cvtph_ps(_mm_set_epi64x(0, (long long)(x)));
+#endif
+  if constexpr (APEX_VECTOR_BYTES < 32) {
+    lanes<float, n> y;
+    for (int i = 0; i < n; ++i) y[i] = float(c10::Half(x[i], c10::Half::from_bits()));
+    return y;
+  }
+}
+
+template <int n>
+APEX_INLINE lanes<unsigned short, n> encode(lanes<float, n> x, c10::Half*) {
+#if APEX_VECTOR_BYTES == 64
+  if constexpr (n == 16)
+    return (lanes<unsigned short, n>)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#endif
+#if APEX_VECTOR_BYTES >= 32
+  if constexpr (n == 8) return (lanes<unsigned short, n>)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+  if constexpr (n == 4)
+    return (lanes<unsigned short, n>)((__v2di)_mm_cvtps_ph((__m128)x, _MM_FROUND_TO_NEAREST_INT))[0];
+#endif
+  if constexpr (APEX_VECTOR_BYTES < 32) {
+    lanes<unsigned short, n> y;
+    for (int i = 0; i < n; ++i) y[i] = c10::Half(x[i]).x;
+    return y;
+  }
+}
+
+// ---- lanes of S from and to memory that holds T ----
+
+template <class S, class T, int n>
+APEX_INLINE lanes<S, n> widen(lanes<raw<T>, n> x) {
+  if constexpr (sizeof(T) == 2)
+    return __builtin_convertvector(decode<n>(x, (T*)nullptr), lanes<S, n>);
+  else
+    return __builtin_convertvector(x, lanes<S, n>);
+}
+
+template <class T, class S, int n>
+APEX_INLINE lanes<raw<T>, n> narrow(lanes<S, n> x) {
+  if constexpr (sizeof(T) == 2)
+    return encode<n>(__builtin_convertvector(x, lanes<float, n>), (T*)nullptr);
+  else
+    return __builtin_convertvector(x, lanes<T, n>);
+}
+
+template <class S, class T>
+APEX_INLINE Vec<S> load(const T* from) {
+  lanes<raw<T>, Vec<S>::width> x;
+  __builtin_memcpy(&x, from, sizeof(x));
+  return widen<S, T, Vec<S>::width>(x);
+}
+
+template <class T, class S>
+APEX_INLINE void store(T* to, Vec<S> x) {
+  const auto y = narrow<T, S, Vec<S>::width>(x.v);
+  __builtin_memcpy(to, &y, sizeof(y));
+}
+
+// The value that x has once stored as T.
+template <class T, class S>
+APEX_INLINE Vec<S> round_to(Vec<S> x) {
+  return widen<S, T, Vec<S>::width>(narrow<T, S, Vec<S>::width>(x.v));
+}
+
+}  // namespace APEX_ISA
+
+template <class S>
+struct ScalarOf<APEX_ISA::Vec<S>> {
+  using type = S;
+};
+
+}  // namespace lightning_apex

@@ -1,0 +1,154 @@
+// The one door between our kernels and the machine they run on.
+//
+//   nvcc, and g++ for the host files of a CUDA build   CUDA
+//   g++ -DSIMT_EMU                                     the test-only SIMT machine of tests/simt, tensors in host memory
+//
+// No ATen here: nvcc needs a quarter of a minute to parse it, and kernels have no use for it.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#if defined(SIMT_EMU)
+#include "simt.h"
+#else
+#include <cuda_runtime.h>
+#endif
+
+namespace lightning_apex {
+
+// A type carried as a value, and a parameter type that is not deduced.
+template <class T>
+struct Tag {
+  using type = T;
+};
+template <class T>
+using Exactly = typename Tag<T>::type;
+
+// Calls f(Tag<T>{}) for every element type that kernels know.
+template <class F>
+void for_each_type(F&& f) {
+  f(Tag<c10::Half>{});
+  f(Tag<c10::BFloat16>{});
+  f(Tag<float>{});
+  f(Tag<double>{});
+}
+template <class T>
+constexpr c10::ScalarType dtype_of = c10::CppTypeToScalarType<T>::value;
+
+// The type a kernel computes in: double where a double takes part, else float.
+template <class... T>
+using compute_t = std::conditional_t<(std::is_same_v<T, double> || ...), double, float>;
+
+// What a vector access moves at once: N elements, in pieces of at most 16 bytes.
+template <class T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  T v[N];
+};
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+// A launch is asynchronous, so it may be named in another's error message: then this says where it was made.
+#if defined(SIMT_EMU)
+struct Stream {};
+#else
+using Stream = cudaStream_t;
+void throw_on_error(cudaError_t status, const char* file, int line);  // host.cpp
+#endif
+struct Grid {
+  dim3 blocks, threads;
+  size_t shared_bytes;
+  Stream stream;
+  const char* file;
+  int line;
+  Grid(dim3 blocks, dim3 threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(),
+       int line = __builtin_LINE())
+      : blocks(blocks), threads(threads), shared_bytes(shared_bytes), stream(stream), file(file), line(line) {}
+};
+
+#if defined(SIMT_EMU)
+
+#define APEX_SHARED(name, ...) SIMT_SHARED(name, __VA_ARGS__)
+#define APEX_DYNAMIC_SHARED(T, name) SIMT_DYNAMIC_SHARED(T, name)
+
+// The size of the parameters is checked when it runs here, so that a test can see it refused.
+template <class... P>
+void launch(void (*kernel)(P...), const Grid& grid, const Exactly<P>&... args) {
+  static_assert((std::is_trivially_copyable_v<P> && ...), "kernel parameters are copied as bytes");
+  auto thread = [&] { kernel(args...); };
+  simt::run({grid.blocks, grid.threads, grid.shared_bytes, (((sizeof(P) + 7) / 8 * 8) + ... + 0)},
+            [](const void* t) { (*static_cast<const decltype(thread)*>(t))(); }, &thread, {grid.file, grid.line});
+}
+
+template <int N, class T>
+Vec<T, N> load(const T* p, simt::Where where = simt::Where::current()) {
+  simt::check_aligned(p, alignof(Vec<T, N>), where);
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+template <int N, class T>
+void store(T* p, const Vec<T, N>& value, simt::Where where = simt::Where::current()) {
+  simt::check_aligned(p, alignof(Vec<T, N>), where);
+  *reinterpret_cast<Vec<T, N>*>(p) = value;
+}
+template <class T>
+void store_relaxed(T* p, T value) {
+  __atomic_store(p, &value, __ATOMIC_RELAXED);
+}
+
+#elif defined(__CUDACC__)
+
+#define APEX_SHARED(name, ...) __shared__ ::lightning_apex::Exactly<__VA_ARGS__> name
+#define APEX_DYNAMIC_SHARED(T, name)                                     \
+  extern __shared__ __align__(16) unsigned char apex_dynamic_shared_[]; \
+  T* name = reinterpret_cast<T*>(apex_dynamic_shared_)
+
+template <class... P>
+void launch(void (*kernel)(P...), const Grid& grid, const Exactly<P>&... args) {
+  static_assert((std::is_trivially_copyable_v<P> && ...), "kernel parameters are copied as bytes");
+  static_assert((((sizeof(P) + 7) / 8 * 8) + ... + 0) <= 4096, "kernel parameters are at most 4 KB");
+  if (grid.shared_bytes > 48u << 10)
+    throw_on_error(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes)),
+                   grid.file, grid.line);
+  kernel<<<grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(args...);
+  throw_on_error(cudaGetLastError(), grid.file, grid.line);
+}
+
+template <int N, class T>
+__device__ __forceinline__ Vec<T, N> load(const T* p) {
+  return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+template <int N, class T>
+__device__ __forceinline__ void store(T* p, const Vec<T, N>& value) {
+  *reinterpret_cast<Vec<T, N>*>(p) = value;
+}
+// Several threads may store the same value at the same place: one of them lands whole.
+template <class T>
+__device__ __forceinline__ void store_relaxed(T* p, T value) {
+  *static_cast<volatile T*>(p) = value;
+}
+
+#endif
+
+#if defined(SIMT_EMU) || defined(__CUDACC__)
+
+template <int N, class T>
+__device__ __forceinline__ bool is_aligned(const T* p) {
+  return reinterpret_cast<uintptr_t>(p) % alignof(Vec<T, N>) == 0;
+}
+// The one element at `p`.
+__device__ __forceinline__ double read_scalar(const void* p, c10::ScalarType dtype) {
+  if (dtype == c10::ScalarType::Double) return *static_cast<const double*>(p);
+  if (dtype == c10::ScalarType::Float) return *static_cast<const float*>(p);
+  if (dtype == c10::ScalarType::Half) return float(*static_cast<const c10::Half*>(p));
+  return float(*static_cast<const c10::BFloat16*>(p));
+}
+template <class T>
+__device__ __forceinline__ bool is_finite(T x) {
+  return x - x == T(0);
+}
+
+#endif
+
+}  // namespace lightning_apex

@@ -1,0 +1,31 @@
+// What the engines get for tensor i of the lists: raw pointers to runs of memory in the same element order.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+namespace lightning_apex {
+
+using c10::ScalarType;
+
+constexpr int kMaxStates = 4;  // of any row of optimizers.h; optimizer_table.h checks it
+
+struct CopyRow {
+  void* dst;  // == src where the operator works in place, nullptr where it only reads
+  const void* src;
+  int64_t numel;
+  ScalarType dst_dtype, src_dtype;
+};
+
+struct StepRow {
+  void* param;
+  const void* grad;
+  float* master;  // nullptr: the parameter is its own master
+  void* state[kMaxStates];
+  float* step;
+  int64_t numel;
+  ScalarType param_dtype, grad_dtype, state_dtype;
+};
+
+}  // namespace lightning_apex

@@ -1,0 +1,73 @@
+"""Forward hooks where fp32 meets a half type inside a model, for modules that torch.autocast does not serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lightning_apex.casting import HALF, cast_tree, map_tensors
+
+# What these compute is on no autocast list, at least on one device, and they refuse an fp32 input beside half weights.
+_UNSERVED = (
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.GroupNorm,
+    nn.PReLU,
+    nn.modules.instancenorm._InstanceNorm,
+)
+
+
+def fp32_islands(modules: Iterable[nn.Module]) -> list[RemovableHandle]:
+    """Makes modules compute in fp32: inputs are cast to fp32, autocast is off, half inputs give half outputs."""
+    handles = []
+    for module in modules:
+        island = _Island()
+        handles.append(module.register_forward_pre_hook(island.enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(island.leave, with_kwargs=True, always_call=True))
+    return handles
+
+
+def matched_inputs(root: nn.Module) -> list[RemovableHandle]:
+    """Makes modules outside autocast's lists take fp32 inputs although their weights are half."""
+    return [
+        module.register_forward_pre_hook(_match_inputs, with_kwargs=True)
+        for module in root.modules()
+        if isinstance(module, _UNSERVED) and any(p.dtype in HALF for p in module.parameters(recurse=False))
+    ]
+
+
+def _match_inputs(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    dtype = next(p.dtype for p in module.parameters(recurse=False))
+    if dtype not in HALF:  # the module was restored
+        return args, kwargs
+    return cast_tree(args, dtype), cast_tree(kwargs, dtype)
+
+
+class _Island:
+    """The hooks around one module that computes in fp32; calls may nest."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[torch.autocast, torch.dtype | None]] = []
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        seen: list[Tensor] = []
+        map_tensors((args, kwargs), lambda t: seen.append(t) or t)  # type: ignore[func-returns-value]
+        half = next((t.dtype for t in seen if t.dtype in HALF), None)
+        device = next((t.device for t in (*seen, *module.parameters())), torch.device("cpu"))
+        off = torch.autocast(device.type, enabled=False)
+        off.__enter__()
+        self._open.append((off, half))
+        return cast_tree(args, torch.float32), cast_tree(kwargs, torch.float32)
+
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if not self._open:  # the forward pass failed before enter()
+            return output
+        off, half = self._open.pop()
+        off.__exit__(None, None, None)
+        return output if half is None else cast_tree(output, half)

@@ -1,0 +1,264 @@
+"""What the fused optimizers share: gathering lists of tensors for the kernel that does the maths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from lightning_apex import ops
+from lightning_apex.casting import HALF
+
+if TYPE_CHECKING:
+    from lightning_apex.masters import MasterWeights
+
+_ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in ops.optimizer_table()}
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a mixed-precision engine hands a fused optimizer for one step.
+
+    Attributes:
+        masters: Masters of the half parameters; ``None`` to update half parameters directly.
+        multiplier: fp32 0-dim factor for every gradient, such as ``clip / scale``; ``None`` for 1.
+        found_inf: fp32; where it is not 0 the step changes nothing.
+    """
+
+    masters: MasterWeights | None = None
+    multiplier: Tensor | None = None
+    found_inf: Tensor | None = None
+
+
+_NO_INPUTS = StepInputs()
+
+
+@dataclass
+class _Bucket:
+    """The tensors of one call of the kernel."""
+
+    params: list[Tensor] = field(default_factory=list)
+    grads: list[Tensor] = field(default_factory=list)
+    masters: list[Tensor] = field(default_factory=list)
+    steps: list[Tensor] = field(default_factory=list)
+    states: list[list[Tensor]] = field(default_factory=list)
+
+
+class FusedOptimizer(Optimizer):
+    """Base of the fused optimizers.
+
+    A subclass names the kernel of a parameter group (`_row`) and validates its arguments. Hyperparameters are read from
+    the group under the names the kernel's row lists, so a subclass holds no maths.
+    """
+
+    # A class attribute, because an unpickled or deep-copied optimizer has only what Optimizer.__getstate__ keeps.
+    _inputs: StepInputs = _NO_INPUTS
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        self._check(defaults)
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group, after validating what it overrides."""
+        self._check(self.defaults | param_group)
+        super().add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Clears gradients; ``None`` means the constructor's ``set_grad_none``."""
+        super().zero_grad(bool(self.defaults["set_grad_none"]) if set_to_none is None else set_to_none)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        """Raises ValueError where a group's hyperparameters are invalid."""
+        raise NotImplementedError
+
+    def _row(self, group: dict[str, Any]) -> str:
+        """The row of the kernel table that updates a group."""
+        raise NotImplementedError
+
+    def hand(self, inputs: StepInputs) -> None:
+        """Gives the next update its masters, gradient factor and skip flag."""
+        self._inputs = inputs
+
+    @contextmanager
+    def handed(self, inputs: StepInputs) -> Iterator[None]:
+        """`hand`, forgotten at the end if no step took it."""
+        self._inputs = inputs
+        try:
+            yield
+        finally:
+            self._inputs = _NO_INPUTS
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Makes one optimizer step; gradients are not written.
+
+        Args:
+            closure: Computes the loss and the gradients, and returns the loss.
+
+        Returns:
+            The closure's loss, or ``None`` without a closure.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        inputs, self._inputs = self._inputs, _NO_INPUTS
+        with torch.no_grad():
+            for group in self.param_groups:
+                self._update_group(group, inputs)
+        return loss
+
+    def _update_group(self, group: dict[str, Any], inputs: StepInputs) -> None:
+        row = _ROWS[self._row(group)]
+        lr = group["lr"]
+        device_lr = lr if isinstance(lr, Tensor) and lr.device.type != "cpu" else None
+        hypers = [0.0 if device_lr is not None else float(lr), *self._hypers(group, row["hypers"][1:])]
+        for (device, has_masters), bucket in self._buckets(group, row["states"], inputs.masters).items():
+            states = [tensor for column in bucket.states for tensor in column]
+            ops.fused_step_(
+                row["name"],
+                bucket.params,
+                bucket.grads,
+                bucket.masters if has_masters else [],
+                states,
+                bucket.steps,
+                hypers,
+                _to(device_lr, device),
+                _to(inputs.multiplier, device),
+                _to(inputs.found_inf, device),
+            )
+
+    def _hypers(self, group: dict[str, Any], names: list[str]) -> list[float]:
+        betas = dict(zip(("beta1", "beta2"), group.get("betas", ()), strict=False))
+        return [float(betas[name]) if name in betas else float(group[name]) for name in names]
+
+    def _buckets(
+        self, group: dict[str, Any], names: list[str], masters: MasterWeights | None
+    ) -> dict[tuple[torch.device, bool], _Bucket]:
+        buckets: dict[tuple[torch.device, bool], _Bucket] = {}
+        dtype = group["state_dtype"]
+        for param in group["params"]:
+            grad = param.grad
+            if grad is None:
+                continue
+            if grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients: build the embedding with sparse=False, "
+                    "or give its parameters to torch.optim.SparseAdam."
+                )
+            has_master = masters is not None and param.dtype in HALF
+            bucket = buckets.get(key := (param.device, has_master))
+            if bucket is None:
+                bucket = buckets[key] = _Bucket(states=[[] for _ in names])
+            bucket.params.append(param)
+            bucket.grads.append(grad)
+            if masters is not None and has_master:
+                bucket.masters.append(masters.of(param))
+            state = self.state[param]
+            bucket.steps.append(_step_of(state, param))
+            for name, column in zip(names, bucket.states, strict=True):
+                column.append(_state_of(state, name, param, dtype))
+        return buckets
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over the state of this optimizer, of torch's unfused one, or of Apex's.
+
+        Moments keep the dtype they were saved in: ``torch.optim.Optimizer`` would round them to a half parameter's.
+        """
+        defaults = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, saved, own in zip(self.param_groups, state_dict["param_groups"], defaults, strict=True):
+            for name, value in own.items():
+                group.setdefault(name, value)
+            for param, index in zip(group["params"], saved["params"], strict=True):
+                if index in state_dict["state"]:
+                    self.state[param] = self._loaded(state_dict["state"][index], param, group)
+
+    def _loaded(self, saved: dict[str, Any], param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for name, value in saved.items():
+            if name != "step" and isinstance(value, Tensor):
+                dtype = moment_dtype(param, group["state_dtype"]) if value.is_floating_point() else value.dtype
+                value = value.detach().to(device=param.device, dtype=dtype, copy=True)
+            state[name] = value
+        moments = [v for k, v in state.items() if k != "step" and v is not None]
+        # Apex counts steps once a group; torch's SGD not at all.
+        count = saved.get("step", group.get("step", 1 if moments else 0))
+        state["step"] = torch.tensor(float(count), dtype=torch.float32, device=param.device)
+        return {name: value for name, value in state.items() if value is not None}
+
+
+def moment_dtype(param: Tensor, state_dtype: torch.dtype | None) -> torch.dtype:
+    """Moments are fp32 whatever the parameter is, but fp64 for fp64 and half if asked for."""
+    if param.dtype is torch.float64:
+        return torch.float64
+    return state_dtype or torch.float32
+
+
+def _state_of(state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> Tensor:
+    tensor = state.get(name)
+    if tensor is None:
+        tensor = state[name] = torch.zeros_like(
+            param, dtype=moment_dtype(param, dtype), memory_format=torch.preserve_format, requires_grad=False
+        )
+    assert isinstance(tensor, Tensor)
+    return tensor
+
+
+def _step_of(state: dict[str, Any], param: Tensor) -> Tensor:
+    step = state.get("step")
+    if not isinstance(step, Tensor):
+        step = state["step"] = torch.tensor(float(step or 0), dtype=torch.float32, device=param.device)
+    elif step.is_cuda is not param.is_cuda or step.dtype is not torch.float32:
+        step = state["step"] = step.to(param.device, torch.float32)
+    return step
+
+
+def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return tensor if tensor is None or tensor.device == device else tensor.to(device, non_blocking=True)
+
+
+# --- validation: every message names the argument, the value and what to use instead --------------------------------
+
+
+def check_number(name: str, value: Any, low: float, high: float = math.inf, *, open_above: bool = False) -> None:
+    """Requires ``low <= value <= high`` (``< high`` if ``open_above``), and a finite value."""
+    if isinstance(value, Tensor) and name == "lr":
+        if value.numel() != 1:
+            raise ValueError(f"lr={value} has {value.numel()} elements: give a float or a tensor of one element.")
+        if value.device.type != "cpu":
+            return  # reading it would wait for the device
+        value = value.item()
+    fine = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and low <= value <= high
+        and not (open_above and value == high)
+    )
+    if not fine:
+        upper = "" if high == math.inf else f" and {'below' if open_above else 'at most'} {high:g}"
+        raise ValueError(f"{name}={value!r} is invalid: it must be a finite number of at least {low:g}{upper}.")
+
+
+def check_betas(betas: Any) -> None:
+    """Requires two numbers in [0, 1)."""
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"betas={betas!r} is invalid: give two numbers, such as (0.9, 0.999).")
+    for i, beta in enumerate(betas):
+        check_number(f"betas[{i}]", beta, 0, 1, open_above=True)
+
+
+def check_state_dtype(dtype: torch.dtype | None) -> None:
+    """Requires None, fp32 or bf16."""
+    if dtype not in (None, torch.float32, torch.bfloat16):
+        raise ValueError(f"state_dtype={dtype!r} is invalid: use None or torch.float32 (fp32), or torch.bfloat16.")
+
+
+__all__ = ["FusedOptimizer", "ParamsT", "StepInputs", "check_betas", "check_number", "check_state_dtype"]

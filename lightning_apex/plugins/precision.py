@@ -1,0 +1,322 @@
+"""The precision plugin for Lightning's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.xla import XLAStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import LBFGS, Optimizer
+from typing_extensions import override
+
+from lightning_apex.engine import PrecisionEngine
+from lightning_apex.levels import resolve
+from lightning_apex.masters import MasterWeights
+from lightning_apex.overflow import OverflowReport
+from lightning_apex.plugins.averaging import AveragingAdapter
+from lightning_apex.plugins.callbacks import LossScaleMonitor
+from lightning_apex.plugins.schedulers import SchedulerGate
+from lightning_apex.scaler import LossScaler
+
+_OWN_PRECISION = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy, XLAStrategy)
+
+
+class ApexPrecision(Precision):
+    """Mixed-precision training at an opt level: ``Trainer(plugins=[ApexPrecision("O2")])``.
+
+    ===== ======= ============================= ========= ======= ==========
+    level weights compute                       BatchNorm masters loss scale
+    ===== ======= ============================= ========= ======= ==========
+    O0    fp32    fp32                          fp32      no      1
+    O1    fp32    autocast fp16                 fp32      no      dynamic
+    O2    fp16    fp16, losses fp32             fp32      fp32    dynamic
+    O3    fp16    fp16                          fp16      no      1
+    O4    fp32    autocast bf16                 fp32      no      1
+    O5    bf16    bf16, losses fp32             fp32      fp32    1
+    ===== ======= ============================= ========= ======= ==========
+
+    On a CPU the levels O1 to O3 use bf16 unless ``half_dtype="float16"`` is given. Checkpoints hold fp32 weights at
+    every level, and any level resumes what any level saved.
+
+    Args:
+        opt_level: ``"O0"`` to ``"O5"``.
+        half_dtype: ``"float16"``, ``"bfloat16"`` or the torch dtype; ``None`` for the level's own.
+        keep_batchnorm_fp32: Whether modules with running statistics stay in fp32; ``None`` for the level's own.
+        master_weights: Whether optimizers update fp32 copies of half weights; ``None`` for the level's own.
+        loss_scale: A fixed factor, or ``"dynamic"``; ``None`` for the level's own.
+        init_scale: The first dynamic loss scale.
+        growth_factor: What the scale is multiplied by after ``growth_interval`` steps without overflow.
+        backoff_factor: What the scale is multiplied by at an overflow.
+        growth_interval: Steps without overflow before the scale grows.
+        hysteresis: Overflows tolerated before the scale backs off.
+        min_loss_scale: The floor of the dynamic scale.
+        max_loss_scale: The ceiling of the dynamic scale.
+        keep_fp32: Module name patterns (``"encoder.*.norm"``) or classes that compute in fp32, with fp32 weights.
+        max_consecutive_skips: After so many skipped steps in a row the run ends with `LossScaleError`.
+        hold_schedulers: Whether a learning-rate scheduler stands still while its optimizer's steps are skipped.
+
+    Raises:
+        OptLevelError: If the level is unknown, or an argument is invalid or contradicts the level.
+        ValueError: If an argument of the loss scale is out of range.
+    """
+
+    def __init__(
+        self,
+        opt_level: Literal["O0", "O1", "O2", "O3", "O4", "O5"] = "O1",
+        *,
+        half_dtype: str | torch.dtype | None = None,
+        keep_batchnorm_fp32: bool | None = None,
+        master_weights: bool | None = None,
+        loss_scale: float | Literal["dynamic"] | None = None,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        hysteresis: int = 1,
+        min_loss_scale: float = 2.0**-10,
+        max_loss_scale: float = 2.0**24,
+        keep_fp32: Sequence[str | type] = (),
+        max_consecutive_skips: int | None = 50,
+        hold_schedulers: bool = True,
+    ) -> None:
+        self.level = resolve(
+            opt_level,
+            half_dtype=half_dtype,
+            keep_batchnorm_fp32=keep_batchnorm_fp32,
+            master_weights=master_weights,
+            loss_scale=loss_scale,
+        )
+        self.scaler = LossScaler(
+            self.level.loss_scale,
+            init_scale=init_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            hysteresis=hysteresis,
+            min_loss_scale=min_loss_scale,
+            max_loss_scale=max_loss_scale,
+            max_consecutive_skips=max_consecutive_skips,
+        )
+        self.keep_fp32 = (keep_fp32,) if isinstance(keep_fp32, str | type) else tuple(keep_fp32)
+        self.hold_schedulers = hold_schedulers
+        self._told_of_cpu = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._engine = PrecisionEngine(self.level, self.scaler, self.keep_fp32)
+        self._module: LightningModule | None = None
+        self._optimizers: list[Optimizer] = []
+        self._gate = SchedulerGate()
+        self._averaging: AveragingAdapter | None = None
+        self._exposes_gradients = False
+
+    # --- what people read ---------------------------------------------------------------------------------------
+
+    @property
+    def precision(self) -> str:  # type: ignore[override]
+        """The nearest of Lightning's own precision strings."""
+        return self._engine.level.lightning_precision
+
+    @property
+    def masters(self) -> MasterWeights | None:
+        """The fp32 masters of the model being trained; ``None`` at levels without masters and between runs."""
+        return self._engine.masters
+
+    @property
+    def last_overflow(self) -> OverflowReport | None:
+        """The newest skipped step that the host has learnt of."""
+        return self.scaler.last_overflow
+
+    @property
+    def last_grad_norm(self) -> Tensor | None:
+        """The global L2 norm of the last step's unscaled gradients before clipping, where it was measured."""
+        return self._engine.last_norm
+
+    # --- the model ----------------------------------------------------------------------------------------------
+
+    @override
+    def convert_module(self, module: Module) -> Module:
+        self.teardown()  # of a run that ended without one
+        trainer = module._trainer if isinstance(module, LightningModule) else None
+        if trainer is not None and isinstance(trainer.strategy, _OWN_PRECISION):
+            raise MisconfigurationException(
+                f"ApexPrecision does not work with {type(trainer.strategy).__name__}, which casts the model itself: "
+                "use Trainer(precision='bf16-mixed') there, or strategy='ddp' with this plugin."
+            )
+        if trainer is not None:
+            device = trainer.strategy.root_device.type
+        else:
+            device = next((p.device.type for p in module.parameters()), "cpu")
+        level = self.level.on(device)
+        if level.half_dtype is not self.level.half_dtype and not self._told_of_cpu:
+            self._told_of_cpu = True
+            rank_zero_warn(
+                f"ApexPrecision({level.name!r}) uses bfloat16 instead of float16 on a CPU, where float16 is very slow: "
+                "give half_dtype='bfloat16' to agree, or half_dtype='float16' to insist."
+            )
+        engine = PrecisionEngine(level, self.scaler, self.keep_fp32)
+        engine.convert(module, device)
+        self._engine = engine
+        self._module = module if isinstance(module, LightningModule) else None
+        return module
+
+    @override
+    def connect(
+        self, model: Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
+    ) -> tuple[Module, list[Optimizer], list[Any]]:
+        # Evaluation connects the optimizers of the last fit again.
+        if self._module is None or self._module.trainer.state.fn != TrainerFn.FITTING:
+            return model, optimizers, lr_schedulers
+        trainer = self._module.trainer
+        for optimizer in optimizers:
+            self._refuse_closure_driven(optimizer)
+        self._optimizers = optimizers
+        self._engine.adopt(optimizers)
+        self._engine.measures_always = any(isinstance(cb, LossScaleMonitor) for cb in trainer.callbacks)  # type: ignore[attr-defined]
+        self._exposes_gradients = _someone_looks_at_gradients(self._module, trainer)
+        if self.hold_schedulers and self.scaler.is_enabled():
+            self._gate.watch(config.scheduler for config in lr_schedulers)
+        if self._engine.cast is not None:
+            self._averaging = AveragingAdapter(self._module, self._engine.cast)
+            self._averaging.attach(trainer.callbacks)  # type: ignore[attr-defined]
+        return model, optimizers, lr_schedulers
+
+    @override
+    def teardown(self) -> None:
+        self._gate.release()
+        if self._averaging is not None:
+            self._averaging.detach()
+            self._averaging = None
+        self._engine.restore()
+        self.scaler.forget_steps()
+        self._module = None
+        self._optimizers = []
+
+    @override
+    def forward_context(self) -> AbstractContextManager[Any]:
+        return self._engine.forward_context()
+
+    @override
+    def convert_input(self, data: Any) -> Any:
+        return self._engine.convert_input(data)
+
+    # --- the training step --------------------------------------------------------------------------------------
+
+    @override
+    def pre_backward(self, tensor: Tensor, module: LightningModule) -> Tensor:  # type: ignore[override]
+        # on_before_backward sees the loss that training_step returned.
+        loss = super().pre_backward(tensor, module)
+        scaled: Tensor = self._engine.scale(loss)
+        return scaled
+
+    @override
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Optimizer, model: LightningModule, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        if not self._engine.steps_itself:
+            return super().optimizer_step(optimizer, model, closure, **kwargs)
+        self._refuse_closure_driven(optimizer)
+        result = closure()
+        if not self._may_step(optimizer, model):
+            self._after_closure(model, optimizer)
+            self.scaler.drop(optimizer)
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # no step was due, so schedulers are in order
+            return result
+        step = self._engine.open(optimizer)
+        if self._exposes_gradients:
+            step.expose()
+        self._after_closure(model, optimizer)
+        self._gate.note(optimizer, self._engine.finish(optimizer, self._optimizers, **kwargs))
+        return result
+
+    @override
+    def _wrap_closure(self, model: LightningModule, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        result = super()._wrap_closure(model, optimizer, closure)
+        self._engine.hand_over(optimizer)
+        return result
+
+    def _may_step(self, optimizer: Optimizer, model: LightningModule) -> bool:
+        """No gradient, no step: what a skipped backward pass left behind must not be used again."""
+        if self._engine.has_fresh_gradients(optimizer):
+            return True
+        if model.automatic_optimization or not self._engine.has_gradients(optimizer):
+            return False
+        if self.scaler.is_enabled():
+            raise MisconfigurationException(
+                f"{type(optimizer).__name__}.step() found gradients of a loss that was not scaled: call "
+                "self.manual_backward(loss) instead of loss.backward(), once before each step."
+            )
+        return True
+
+    @override
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        clip_val: int | float = 0.0,
+        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+    ) -> None:
+        if clip_val <= 0 or self._module is None:
+            return
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # manual optimization hands a LightningOptimizer
+        step = self._engine.open(optimizer)
+        if self._exposes_gradients or not self._module.automatic_optimization:
+            step.expose()
+        if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
+            step.clip_value(clip_val)
+        else:
+            step.clip_norm(clip_val)
+
+    def _refuse_closure_driven(self, optimizer: Optimizer) -> None:
+        if isinstance(optimizer, LBFGS) and self._engine.steps_itself:
+            raise MisconfigurationException(
+                f"LBFGS evaluates the loss several times a step, which ApexPrecision({self.level.name!r}) cannot scale "
+                "or skip as a whole: use opt_level='O0' or 'O4' with LBFGS, or another optimizer."
+            )
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self.scaler.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # trainer.test(ckpt_path=...) must not change the loss scale of the training it interrupts.
+        if self._module is None or self._module.trainer.state.fn == TrainerFn.FITTING:
+            self.scaler.load_state_dict(state_dict)
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        native = checkpoint.get("MixedPrecision")  # Lightning's own plugin keeps a GradScaler's state there
+        if native and type(self).__qualname__ not in checkpoint:
+            self.load_state_dict(native)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process converts its own copy of the model.
+        running = ("_engine", "_module", "_optimizers", "_gate", "_averaging", "_exposes_gradients")
+        return {key: value for key, value in self.__dict__.items() if key not in running}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+def _someone_looks_at_gradients(module: LightningModule, trainer: Trainer) -> bool:
+    """Whether gradients must be unscaled in memory: a hook between backward and the update may read or edit them."""
+    hooks = ("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(is_overridden(hook, module) for hook in hooks) or any(
+        is_overridden("on_before_optimizer_step", callback) for callback in callbacks
+    )

@@ -1,0 +1,32 @@
+// The SIMT build of the operators as a library of its own, lightning_apex_simt, beside lightning_apex.
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include "../../csrc/schemas.h"
+#include "faults.h"
+#include "machine.h"
+
+namespace {
+
+void set_order(std::string_view order, int64_t seed) {
+  TORCH_CHECK(order == "forward" || order == "reverse" || order == "random", "no order ", order);
+  simt::set_order(order == "forward"   ? simt::Order::forward
+                  : order == "reverse" ? simt::Order::reverse
+                                       : simt::Order::random,
+                  uint64_t(seed));
+}
+
+std::vector<int64_t> counters() {
+  const simt::Counters& c = simt::counters();
+  return {c.launches, c.blocks, c.switches};
+}
+
+TORCH_LIBRARY(lightning_apex_simt, m) {
+  lightning_apex::define_schemas(m);
+  m.def("set_order(str order, int seed=0) -> ()", &set_order);
+  m.def("counters() -> int[]", &counters);  // launches, blocks and fiber switches since set_order
+  m.def("fault_names() -> str[]", &simt::fault_names);
+  m.def("fault(str name) -> float", &simt::run_fault);
+}
+
+}  // namespace

@@ -1,0 +1,34 @@
+// The shared memory of one block: fresh for each, poisoned, and guarded on both sides.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "machine.h"
+
+namespace simt {
+
+std::string text(Where where);  // "file.cu:12"
+
+class SharedMemory {
+ public:
+  // nullptr is the key of the dynamic array.
+  void* find(const void* key) const;
+  bool fits(size_t bytes) const;  // in what is left for static arrays
+  void* allocate(const void* key, size_t bytes, Where where);
+  // Frees all. Says which array was written outside, or "".
+  std::string release();
+
+ private:
+  struct Array {
+    const void* key;
+    unsigned char* memory;  // guard, array, guard
+    size_t bytes;
+    Where where;
+  };
+  std::vector<Array> arrays_;
+  size_t static_bytes_ = 0;
+};
+
+}  // namespace simt
