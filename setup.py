@@ -103,7 +103,9 @@ def choose_cuda(torch: Any) -> Nvcc | None:
     if nvcc is None:
         sentence = f"no nvcc in CUDA_HOME or PATH for torch {torch.__version__}"
         if asked == "1":
-            fail(f"LIGHTNING_APEX_CUDA=1, but there is {sentence}; install CUDA {torch.version.cuda}, or {WITHOUT_CUDA}")
+            fail(
+                f"LIGHTNING_APEX_CUDA=1, but there is {sentence}; install CUDA {torch.version.cuda}, or {WITHOUT_CUDA}"
+            )
         note(f"there is {sentence}: building without CUDA")
         return None
     check_versions(torch, nvcc)
@@ -115,11 +117,11 @@ def check_versions(torch: Any, nvcc: Nvcc) -> None:
     ours = ".".join(map(str, nvcc.version))
     if nvcc.version[0] != major:
         fail(
-            f"nvcc {ours} ({nvcc.path}) cannot build for torch {torch.__version__}, which needs CUDA {major}; put a CUDA "
-            f"{torch.version.cuda} toolkit in CUDA_HOME, or {WITHOUT_CUDA}"
+            f"nvcc {ours} ({nvcc.path}) cannot build for torch {torch.__version__}, which needs CUDA {major}; put a "
+            f"CUDA {torch.version.cuda} toolkit in CUDA_HOME, or {WITHOUT_CUDA}"
         )
     if nvcc.version[1] != minor:
-        note(f"nvcc is {ours} and torch was built with CUDA {torch.version.cuda}: the same major version, which is enough")
+        note(f"nvcc is {ours} and torch was built with CUDA {torch.version.cuda}: the major agrees, which is enough")
 
 
 def sources(*patterns: str) -> list[str]:
@@ -186,8 +188,8 @@ def extension_arguments() -> dict[str, Any]:
         import torch
     except ImportError:
         fail(
-            "building needs the torch that will load the extension, and it cannot be imported here; install torch first, "
-            "then run pip install with --no-build-isolation"
+            "building needs the torch that will load the extension, and it cannot be imported here; install torch "
+            "first, then run pip install with --no-build-isolation"
         )
     return {"ext_modules": [extension(torch, choose_cuda(torch))], "cmdclass": {"build_ext": build_command()}}
 

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <string_view>
+#include <utility>
+
 #include "tensor_lists.h"
 
 namespace lightning_apex {
@@ -12,8 +15,7 @@ void define_schemas(torch::Library& m) {
       "step_factors(Tensor sum_of_squares, Tensor nonfinite, Tensor? scale, float max_norm, Tensor(a!) found_inf) "
       "-> (Tensor norm, Tensor multiplier)");
   m.def("unscale_(Tensor(a!)[] grads, Tensor multiplier, Tensor(b!)? found_inf) -> Tensor nonfinite");
-  m.def(
-      "copy_scaled_(Tensor(a!)[] dst, Tensor[] src, Tensor? multiplier, Tensor(b!)? found_inf) -> Tensor nonfinite");
+  m.def("copy_scaled_(Tensor(a!)[] dst, Tensor[] src, Tensor? multiplier, Tensor(b!)? found_inf) -> Tensor nonfinite");
   m.def("reconcile_masters_(Tensor(a!)[] masters, Tensor[] params) -> ()");
   m.def(
       "fused_step_(str name, Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] masters, Tensor(c!)[] states, "
@@ -25,33 +27,42 @@ void define_schemas(torch::Library& m) {
 
 namespace {
 
-void expect_no_tensors(const char* op, TensorList list) {
-  TORCH_CHECK_NOT_IMPLEMENTED(list.empty(), op, ": this build of lightning_apex has no kernels for tensors on ",
+// Sparse tensors, too, end up here: the dispatcher counts them as another kind of device.
+void expect_no_tensors(const char* op, const char* name, TensorList list) {
+  if (list.empty()) return;
+  check_list(op, name, list, list[0].device());
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": this build of lightning_apex has no kernels for tensors on ",
                               list[0].device(), "; build_info() tells what it was built for");
 }
 
 std::tuple<Tensor, Tensor> measure_gradients(TensorList grads) {
-  expect_no_tensors("measure_gradients", grads);
+  expect_no_tensors("measure_gradients", "grads", grads);
   return {at::zeros({}, at::kDouble), at::zeros({0}, at::kByte)};
 }
 
 Tensor copy_scaled_(TensorList dst, TensorList src, const OptionalTensor&, const OptionalTensor&) {
-  expect_no_tensors("copy_scaled_", dst.empty() ? src : dst);
+  expect_no_tensors("copy_scaled_", "src", src);
+  expect_no_tensors("copy_scaled_", "dst", dst);
   return at::zeros({0}, at::kByte);
 }
 
 Tensor unscale_(TensorList grads, const Tensor& multiplier, const OptionalTensor&) {
-  expect_no_tensors("unscale_", grads.empty() ? TensorList(multiplier) : grads);
+  expect_no_tensors("unscale_", "grads", grads);
+  expect_no_tensors("unscale_", "multiplier", multiplier);
   return at::zeros({0}, at::kByte);
 }
 
 void reconcile_masters_(TensorList masters, TensorList params) {
-  expect_no_tensors("reconcile_masters_", masters.empty() ? params : masters);
+  expect_no_tensors("reconcile_masters_", "params", params);
+  expect_no_tensors("reconcile_masters_", "masters", masters);
 }
 
-void fused_step_(std::string_view, TensorList params, TensorList grads, TensorList, TensorList states, TensorList steps,
-                 at::ArrayRef<double>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&) {
-  for (const TensorList list : {params, grads, states, steps}) expect_no_tensors("fused_step_", list);
+void fused_step_(std::string_view, TensorList params, TensorList grads, TensorList masters, TensorList states,
+                 TensorList steps, at::ArrayRef<double>, const OptionalTensor&, const OptionalTensor&,
+                 const OptionalTensor&) {
+  const std::pair<const char*, TensorList> lists[] = {
+      {"grads", grads}, {"params", params}, {"masters", masters}, {"states", states}, {"steps", steps}};
+  for (const auto& [name, list] : lists) expect_no_tensors("fused_step_", name, list);
 }
 
 }  // namespace

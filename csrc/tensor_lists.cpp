@@ -45,8 +45,9 @@ bool same_order(const Tensor& t, const Tensor& leader) {
 
 [[noreturn]] void refuse_member(const char* op, const char* name, size_t i, const Tensor& t, at::Device device) {
   TORCH_CHECK_TYPE(t.defined(), op, ": ", name, "[", i, "] is undefined; leave it out of the list");
-  TORCH_CHECK_NOT_IMPLEMENTED(t.layout() == at::kStrided, op, ": ", name, "[", i, "] has layout ", t.layout(),
-                              "; only dense tensors are supported, call .to_dense() first (for an embedding: sparse=False)");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      t.layout() == at::kStrided, op, ": ", name, "[", i, "] has layout ", t.layout(),
+      "; only dense tensors are supported, call .to_dense() first (for an embedding: sparse=False)");
   TORCH_CHECK_VALUE(t.device() == device, op, ": ", name, "[", i, "] is on ", t.device(), ", others are on ", device,
                     "; call once for each device");
   TORCH_CHECK_TYPE(false, op, ": ", name, "[", i, "] is ", dtype_name(t.scalar_type()),
@@ -65,8 +66,14 @@ std::string dtype_name(ScalarType dtype) {
       return "torch.float16";
     case ScalarType::BFloat16:
       return "torch.bfloat16";
+    case ScalarType::Byte:
+      return "torch.uint8";
+    case ScalarType::Int:
+      return "torch.int32";
+    case ScalarType::Long:
+      return "torch.int64";
     default:
-      return std::string("of dtype ") + c10::toString(dtype);
+      return std::string("torch ") + c10::toString(dtype);
   }
 }
 
@@ -94,8 +101,8 @@ void check_value(const char* op, const char* name, const Tensor& t, ScalarType d
                  at::Device device) {
   TORCH_CHECK_VALUE(t.defined() && t.layout() == at::kStrided && t.device() == device, op, ": ", name,
                     " must be a dense tensor on ", device);
-  TORCH_CHECK_TYPE(t.scalar_type() == dtype, op, ": ", name, " must be torch.", c10::toString(dtype), ", not torch.",
-                   c10::toString(t.scalar_type()));
+  TORCH_CHECK_TYPE(t.scalar_type() == dtype, op, ": ", name, " must be ", dtype_name(dtype), ", not ",
+                   dtype_name(t.scalar_type()));
   TORCH_CHECK_VALUE(t.numel() == numel && t.is_contiguous(), op, ": ", name, " must be contiguous with ", numel,
                     numel == 1 ? " element" : " elements", ", it has shape ", t.sizes());
 }
@@ -107,8 +114,9 @@ void check_value(const char* op, const char* name, const OptionalTensor& t, Scal
 
 void check_no_overlap(const char* op, const char* name, TensorList list) {
   for (size_t i = 0; i < list.size(); ++i)
-    TORCH_CHECK_VALUE(!may_overlap(list[i]), op, ": ", name, "[", i, "] is written, but its elements share memory (shape ",
-                      list[i].sizes(), ", strides ", list[i].strides(), "); call .contiguous() or .clone() on it first");
+    TORCH_CHECK_VALUE(!may_overlap(list[i]), op, ": ", name, "[", i,
+                      "] is written, but its elements share memory (shape ", list[i].sizes(), ", strides ",
+                      list[i].strides(), "); call .contiguous() or .clone() on it first");
 }
 
 void bump_versions(TensorList list) {
@@ -207,8 +215,8 @@ int check_step(const std::string& name, const StepCall& call, at::Device device)
   if (!call.masters.empty()) check_length(kStep, "masters", call.masters.size(), "none, or one for each parameter", n);
   check_length(kStep, "states", call.states.size(), "all parameters' first states, then all second, ...", n_state * n);
   check_length(kStep, "steps", call.steps.size(), "one for each parameter", n);
-  TORCH_CHECK_VALUE(call.hypers.size() == info.hypers.size(), kStep, ": hypers has ", call.hypers.size(),
-                    " values, \"", name, "\" takes ", info.hypers.size());
+  TORCH_CHECK_VALUE(call.hypers.size() == info.hypers.size(), kStep, ": hypers has ", call.hypers.size(), " values, \"",
+                    name, "\" takes ", info.hypers.size());
   check_step_controls(call, device);
   const std::pair<const char*, TensorList> lists[] = {
       {"params", call.params}, {"masters", call.masters}, {"states", call.states}, {"grads", call.grads}};
@@ -295,8 +303,8 @@ void check_reconcile(TensorList masters, TensorList params, at::Device device) {
   for (size_t i = 0; i < params.size(); ++i) {
     TORCH_CHECK_TYPE(masters[i].scalar_type() == ScalarType::Float, op, ": masters[", i, "] is ",
                      dtype_name(masters[i].scalar_type()), "; expected torch.float32");
-    TORCH_CHECK_TYPE(is_half(params[i].scalar_type()), op, ": params[", i, "] is ",
-                     dtype_name(params[i].scalar_type()), "; only float16 and bfloat16 parameters have masters");
+    TORCH_CHECK_TYPE(is_half(params[i].scalar_type()), op, ": params[", i, "] is ", dtype_name(params[i].scalar_type()),
+                     "; only float16 and bfloat16 parameters have masters");
   }
 }
 
@@ -306,8 +314,8 @@ std::vector<CopyRow> reconcile_rows(TensorList masters, TensorList params, FlatV
   for (size_t i = 0; i < masters.size(); ++i) {
     const Tensor& master = views.lead(masters[i], Access::read_write);
     const Tensor& param = views.follow(params[i], master, Access::read);
-    rows.push_back({master.mutable_data_ptr(), param.const_data_ptr(), master.numel(), ScalarType::Float,
-                    param.scalar_type()});
+    rows.push_back(
+        {master.mutable_data_ptr(), param.const_data_ptr(), master.numel(), ScalarType::Float, param.scalar_type()});
   }
   return rows;
 }

@@ -29,7 +29,10 @@ class DigitsData(LightningDataModule):
         train, valid = train_test_split(
             range(len(targets)), test_size=self.validation_share, random_state=self.seed, stratify=labels
         )
-        self.train, self.valid = TensorDataset(images[train], targets[train]), TensorDataset(images[valid], targets[valid])
+        self.train, self.valid = (
+            TensorDataset(images[train], targets[train]),
+            TensorDataset(images[valid], targets[valid]),
+        )
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
         order = torch.Generator().manual_seed(self.seed)

@@ -19,6 +19,7 @@ _UNSERVED = (
     nn.RMSNorm,
     nn.GroupNorm,
     nn.PReLU,
+    nn.Bilinear,
     nn.modules.instancenorm._InstanceNorm,
 )
 

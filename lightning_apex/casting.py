@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.loss import _Loss
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 HALF = (torch.float16, torch.bfloat16)
@@ -58,22 +59,50 @@ def kept_modules(root: nn.Module, keep: Sequence[str | type]) -> list[nn.Module]
     return [module for module in found if module not in inner]
 
 
-def cast_owners(root: nn.Module, keep: Iterable[nn.Module], keep_batchnorm: bool) -> Iterator[nn.Module]:
-    """The modules whose own tensors a casting level turns into its half type."""
-    kept = {child for module in keep for child in module.modules()}
+def castable_tensors(
+    root: nn.Module, keep: Iterable[nn.Module], keep_batchnorm: bool
+) -> list[tuple[nn.Module, list[str]]]:
+    """The modules that own tensors which a casting level turns into its half type, with the tensors' names.
+
+    fp32 tensors are cast, unless a module that stays in fp32 holds them as well.
+    """
+    stays = {child for module in keep for child in module.modules()}
+    stays |= {
+        module
+        for module in root.modules()
+        if isinstance(module, _Loss) or (keep_batchnorm and has_running_statistics(module))
+    }
+    tied = {tensor for module in stays for _, tensor in own_tensors(module)}
+    owners = []
     for module in root.modules():
-        if module in kept or isinstance(module, _Loss) or (keep_batchnorm and has_running_statistics(module)):
+        if module in stays:
             continue
-        yield module
+        names = [n for n, t in own_tensors(module) if t.dtype is torch.float32 and t not in tied]
+        if names:
+            owners.append((module, names))
+    return owners
 
 
-def check_castable(root: nn.Module) -> None:
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers that a module holds itself."""
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                yield name, tensor
+
+
+def check_castable(root: nn.Module, casts_weights: bool = True) -> None:
     """Refuses a model that cannot be trained at an opt level.
 
     Raises:
-        ValueError: If a trainable parameter is 16-bit already, or a parameter is on the meta device.
+        ValueError: If a trainable parameter is 16-bit already, or a parameter has no values yet.
     """
     for name, param in root.named_parameters():
+        if casts_weights and is_lazy(param):
+            raise ValueError(
+                f"Parameter {name!r} belongs to a lazy module and has no values to cast: run one batch through the "
+                "model before training, so that it knows its shape."
+            )
         if param.is_meta:
             raise ValueError(
                 f"Parameter {name!r} is on the meta device and has no values to cast: "

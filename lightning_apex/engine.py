@@ -57,8 +57,10 @@ class PrecisionEngine:
         Raises:
             ValueError: If a trainable parameter is half already or on the meta device, or ``keep_fp32`` is wrong.
         """
-        check_castable(module)
+        check_castable(module, self.level.casts_weights)
         kept = kept_modules(module, self._keep_fp32)
+        if self.level.casts_weights:
+            kept += [m for m in module.modules() if isinstance(m, nn.AdaptiveLogSoftmaxWithLoss) and m not in kept]
         self._device_type = device_type
         self._names = {param: name for name, param in module.named_parameters()}
         if self.level.half_dtype is None:
@@ -102,6 +104,12 @@ class PrecisionEngine:
             return cast_tree(data, self.level.half_dtype)
         return data
 
+    def agree_across_ranks(self) -> None:
+        """Makes rank 0's weights those of all ranks, to the last bit; the strategy has done so for the half weights."""
+        if self._cast is not None:
+            with torch.no_grad():
+                self._cast.broadcast_masters()
+
     # --- training -----------------------------------------------------------------------------------------------
 
     def adopt(self, optimizers: Iterable[Optimizer]) -> None:
@@ -131,6 +139,7 @@ class PrecisionEngine:
     def scale(self, loss: Any) -> Any:
         """Scales a loss, about to be backpropagated."""
         self._backwards += 1
+        self.scaler.reopen_steps()
         return self.scaler.scale(loss)
 
     def has_gradients(self, optimizer: Optimizer) -> bool:
@@ -151,10 +160,9 @@ class PrecisionEngine:
         """Where `steps_itself` is False: lets the ``optimizer.step()`` under way take what was asked of its step."""
         if self.measures_always:
             self.open(optimizer)
-        step = self.scaler.pending(optimizer)
+        step = self.scaler.take(optimizer)
         if step is None:
             return
-        self.scaler.drop(optimizer)
         if isinstance(optimizer, FusedOptimizer) and not step.exposed:
             optimizer.hand(step.inputs())
         else:
@@ -174,12 +182,13 @@ class PrecisionEngine:
             LossScaleError: See `LossScaler.update`.
         """
         step = self.open(optimizer)
-        self.scaler.step(optimizer, **kwargs)
+        self.scaler.take(optimizer)
+        step.finish(**kwargs)
         self.last_norm = step.norm
         self._consumed[optimizer] = self._backwards
         waiting = [o for o in others if o is not optimizer and self._waits(o)] if self.scaler.is_enabled() else []
         before = self.scaler.scale_tensor.clone() if waiting else None
-        self.scaler.update()
+        self.scaler.follow([step])
         if before is not None:
             self._rescale(waiting, self.scaler.scale_tensor / before)
         return step

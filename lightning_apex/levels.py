@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -159,10 +160,19 @@ def _loss_scale(value: float | str) -> LossScale:
     if value == "dynamic":
         return "dynamic"
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
         number = math.nan
-    # The scale lives in fp32: what is 0 or inf there is as useless as a real 0 or inf.
-    if not (2.0**-126 <= number <= torch.finfo(torch.float32).max):
+    if not is_scale(number):
         raise OptLevelError(f"loss_scale={value!r} is invalid: use a finite number above 0, or 'dynamic'.")
-    return number
+    return float(number)
+
+
+def is_scale(value: object) -> bool:
+    """Whether a value can be a loss scale: it lives in fp32, where it must be neither 0 nor infinite."""
+    return is_number(value) and 2.0**-126 <= float(value) <= torch.finfo(torch.float32).max  # type: ignore[arg-type]
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite real number, and no bool."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

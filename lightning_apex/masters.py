@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lightning_apex import ops
-from lightning_apex.casting import HALF, cast_owners
+from lightning_apex.casting import HALF, castable_tensors, own_tensors
 
 
 class MasterWeights:
@@ -84,6 +84,7 @@ class MasterWeights:
         self.reconcile([param for param, _ in pairs])
         stand_in = dict(pairs)
         for param, master in pairs:
+            _widen(optimizer.state.get(param, {}), param)
             master.requires_grad_(param.requires_grad)
             master.grad = None if param.grad is None else param.grad.float()
         _replace(optimizer, stand_in)
@@ -95,6 +96,13 @@ class MasterWeights:
                 master.grad = None
                 master.requires_grad_(False)
             self.write([param for param, _ in pairs])
+
+
+def _widen(state: dict[str, Any], half: Tensor) -> None:
+    """Makes fp32 of state that an optimizer created in its constructor, like its half parameter."""
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.dtype in HALF and value.shape == half.shape:
+            state[name] = value.float()
 
 
 def _replace(optimizer: Optimizer, stand_in: dict[Tensor, Tensor]) -> None:
@@ -119,15 +127,12 @@ class CastModule:
         self.dtype = dtype
         self._faces: list[tuple[nn.Module, _FP32Face]] = []
         self._handles: list[RemovableHandle] = []
-        for module in list(cast_owners(root, keep, keep_batchnorm)):
-            names = [n for n, t in _own_tensors(module) if t.dtype is torch.float32 or t in self.masters]
-            if not names:
-                continue
+        for module, names in castable_tensors(root, keep, keep_batchnorm):
             face = _FP32Face(names)
             for name in names:
                 tensor = getattr(module, name)
                 if tensor not in self.masters:  # tied weights are met again
-                    master = tensor.detach()
+                    master = tensor.data  # not detach(): writing a master must not look like writing its parameter
                     set_data(tensor, master.to(dtype))
                     self.masters.put(tensor, master)
                 face.masters[name] = self.masters.of(tensor)
@@ -143,6 +148,17 @@ class CastModule:
         """The module's tensors with their fp32 values, for code that averages or exchanges weights."""
         self.masters.reconcile([half for half in self.halves() if half in self.masters])
         return FP32View(root, self.masters)
+
+    def broadcast_masters(self) -> None:
+        """Gives all ranks of the default process group rank 0's fp32 values.
+
+        DDP has broadcast the half values by then; what they round away would differ between ranks for ever.
+        """
+        for half in self.halves():
+            if half in self.masters:
+                value = self.masters.of(half).contiguous()
+                torch.distributed.broadcast(value, src=0)
+                self.masters.of(half).copy_(value)
 
     def drop_masters(self) -> None:
         """Frees the fp32 values, for training without masters."""
@@ -208,13 +224,6 @@ def match_grad_dtype(tensor: Tensor) -> None:
         tensor.grad_dtype = tensor.dtype
 
 
-def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for tensors in (module._parameters, module._buffers):
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                yield name, tensor
-
-
 class _FP32Face:
     """The fp32 values behind the half tensors that one module owns, by name; copies own their values."""
 
@@ -223,7 +232,7 @@ class _FP32Face:
         self.masters: dict[str, Tensor] = {}
 
     def tensors(self, module: nn.Module) -> Iterator[Tensor]:
-        for name, tensor in _own_tensors(module):
+        for name, tensor in own_tensors(module):
             if name in self.names and tensor.dtype in HALF:
                 yield tensor
 
@@ -264,6 +273,9 @@ class _LoadHook:
     def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         for name, master in self.face.masters.items():
             value = state_dict.get(prefix + name)
-            if isinstance(value, Tensor) and value.shape == master.shape:
+            if not isinstance(value, Tensor):
+                continue
+            # torch loads a tensor of one element into a 0-dim parameter
+            if value.shape == master.shape or (value.numel() == 1 and master.dim() == 0):
                 with torch.no_grad():
-                    master.copy_(value)
+                    master.copy_(value.reshape(master.shape))

@@ -40,8 +40,8 @@ def measure_gradients(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
     Returns:
         The sum of squares (float64, 0-dim), infinite or NaN where a gradient is, and uint8 flags of shape
-        ``[len(grads)]``: 1 where the tensor holds an infinity or a NaN. The sum does not depend on the number of threads,
-        and float32 values whose squares exceed float32 count as the finite numbers they are.
+        ``[len(grads)]``: 1 where the tensor holds an infinity or a NaN. The sum does not depend on the number of
+        threads, and float32 values whose squares exceed float32 count as the finite numbers they are.
     """
     result: tuple[Tensor, Tensor] = _ops.measure_gradients(grads)
     return result
@@ -129,8 +129,8 @@ def fused_step_(
         name: An optimizer of `optimizer_table`.
         params: The tensors to update, in float32 arithmetic (float64 for float64).
         grads: One for each parameter, of its dtype, or float32 for a half parameter. They are not written.
-        masters: Empty, or one float32 tensor for each half parameter: the update goes to the master and, rounded, to the
-            parameter. A master that does not round to its parameter takes the parameter's value first.
+        masters: Empty, or one float32 tensor for each half parameter: the update goes to the master and, rounded, to
+            the parameter. A master that does not round to its parameter takes the parameter's value first.
         states: All parameters' first states, then all second, and so on; float32 or bfloat16, float64 for float64.
         steps: float32 0-dim tensors: the updates made so far, each counted up by one.
         hypers: Hyperparameters in the order of `optimizer_table`.
@@ -156,8 +156,8 @@ def update_scale_(
 
     Args:
         scale: The loss scale (float32, one element).
-        trackers: int32 ``[4]``: good steps since the scale moved, overflows left before it backs off, skips in a row, skips
-            in all.
+        trackers: int32 ``[4]``: good steps since the scale moved, overflows left before it backs off, skips in a row,
+            skips in all.
         found_inf: Whether the step was skipped (float32, one element, 0 if not).
         growth_factor: Multiplies the scale after ``growth_interval`` good steps.
         backoff_factor: Multiplies the scale after ``hysteresis`` overflows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,9 @@ from torch.optim import Optimizer
 
 from lightning_apex import ops
 from lightning_apex.casting import map_tensors
+from lightning_apex.levels import is_scale
 from lightning_apex.overflow import LossScaleError, OverflowReport, OverflowWatch
+from lightning_apex.scale_rule import BOUNDS, check_start, checked_rule, from_apex
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -66,7 +68,7 @@ class LossScaler:
         max_consecutive_skips: int | None = 50,
     ) -> None:
         self.dynamic = loss_scale == "dynamic"
-        self._rule: dict[str, Any] = {
+        rule = {
             "growth_factor": growth_factor,
             "backoff_factor": backoff_factor,
             "growth_interval": growth_interval,
@@ -74,12 +76,13 @@ class LossScaler:
             "min_loss_scale": min_loss_scale,
             "max_loss_scale": max_loss_scale,
         }
-        _check_rule(self._rule, init_scale, max_consecutive_skips)
-        if not self.dynamic and not (isinstance(loss_scale, int | float) and 0 < loss_scale < math.inf):
+        self._rule = checked_rule(rule)
+        check_start(init_scale, max_consecutive_skips)
+        if not self.dynamic and not is_scale(loss_scale):
             raise ValueError(f"loss_scale={loss_scale!r} is invalid: use a finite number above 0, or 'dynamic'.")
         self.max_consecutive_skips = max_consecutive_skips
         self.fixed_scale = None if self.dynamic else float(loss_scale)
-        first = min(max(init_scale, min_loss_scale), max_loss_scale) if self.dynamic else self.fixed_scale
+        first = self._bounded(float(init_scale)) if self.fixed_scale is None else self.fixed_scale
         self._scale = torch.tensor(first, dtype=torch.float32)
         self._trackers = torch.tensor([0, hysteresis, 0, 0], dtype=torch.int32)
         self._reset()
@@ -117,7 +120,15 @@ class LossScaler:
 
         Returns:
             What ``optimizer.step(*args, **kwargs)`` returned, or ``None`` if the step was skipped.
+
+        Raises:
+            RuntimeError: If a closure is given while scaling is enabled: its gradients would not be unscaled.
         """
+        if self.is_enabled() and (kwargs.get("closure") or any(map(callable, args))):
+            raise RuntimeError(
+                "LossScaler.step() cannot unscale what a closure computes during the step: call the closure first, "
+                "then scaler.step(optimizer)."
+            )
         step = self.open(optimizer)
         del self._steps[optimizer]
         result = step.finish(*args, **kwargs)
@@ -125,19 +136,30 @@ class LossScaler:
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Moves the scale by the outcome of the steps made since the last update, or to ``new_scale``.
+        """Moves the scale by what was found in gradients since the last update, or to ``new_scale``.
+
+        Gradients that were unscaled but not used for a step count too.
+
+        Args:
+            new_scale: A scale to go on with; a dynamic one is brought between its floor and its ceiling.
 
         Raises:
             LossScaleError: After ``max_consecutive_skips`` skipped steps in a row.
+            ValueError: If ``new_scale`` is not a finite number above 0.
         """
-        finished, self._finished = self._finished, []
-        if new_scale is not None:
-            self._set_scale(float(new_scale))
-            return
+        steps = [*self._finished, *self._steps.values()]
+        self.forget_steps()
         if not self.is_enabled():
             return
-        measured = [step for step in finished if step.found_inf is not None]
-        if not measured:
+        if new_scale is not None:
+            self._set_scale(float(new_scale))
+        else:
+            self.follow(steps)
+
+    def follow(self, steps: Sequence[OptimizerStep]) -> None:
+        """Moves the scale by the outcome of these steps; see `update`."""
+        measured = [step for step in steps if step.found_inf is not None]
+        if not measured or not self.is_enabled():
             return
         before = self._scale.clone()
         found_inf = measured[0].found_inf
@@ -206,14 +228,28 @@ class LossScaler:
         """The step of an optimizer that is under way, if any."""
         return self._steps.get(optimizer)
 
+    def reopen_steps(self) -> None:
+        """Makes room for gradients of another backward pass in steps whose gradients are unscaled already."""
+        for optimizer, step in list(self._steps.items()):
+            if step.exposed:
+                step.reopen()
+                del self._steps[optimizer]
+
     def forget_steps(self) -> None:
         """Forgets all steps under way."""
-        self._steps.clear()
+        for optimizer in list(self._steps):
+            self.drop(optimizer)
         self._finished.clear()
 
     def drop(self, optimizer: Optimizer) -> None:
         """Forgets a step under way."""
-        self._steps.pop(optimizer, None)
+        step = self._steps.pop(optimizer, None)
+        if step is not None:
+            step.abandon()
+
+    def take(self, optimizer: Optimizer) -> OptimizerStep | None:
+        """The step under way, which is the caller's to finish from now on."""
+        return self._steps.pop(optimizer, None)
 
     @property
     def scale_tensor(self) -> Tensor:
@@ -231,9 +267,14 @@ class LossScaler:
         self._trackers = self._trackers.to(device)
 
     def _set_scale(self, value: float) -> None:
-        if not 0 < value < math.inf:
+        if not is_scale(value):
             raise ValueError(f"new_scale={value!r} is invalid: use a finite number above 0.")
-        self._scale.fill_(value)
+        if self.fixed_scale is not None:
+            self.fixed_scale = value
+        self._scale.fill_(value if self.fixed_scale is not None else self._bounded(value))
+
+    def _bounded(self, value: float) -> float:
+        return min(max(value, float(self._rule["min_loss_scale"])), float(self._rule["max_loss_scale"]))
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -246,7 +287,7 @@ class LossScaler:
             "scale": self.get_scale(),
             **{key: self._rule[key] for key in ("growth_factor", "backoff_factor", "growth_interval")},
             "_growth_tracker": growth,
-            **{key: self._rule[key] for key in ("hysteresis", *_BOUNDS)},
+            **{key: self._rule[key] for key in ("hysteresis", *BOUNDS)},
             "_hysteresis_tracker": hysteresis,
             "consecutive_skips": consecutive,
             "skipped_steps": skipped,
@@ -258,26 +299,26 @@ class LossScaler:
 
         A fixed scale stays as it was constructed, and so does a dynamic one given the state of a fixed one.
 
+        A scale of 0, where ``torch.amp.GradScaler`` ends up after too many overflows, becomes ``min_loss_scale``.
+
         Raises:
-            ValueError: If the dictionary is none of these, or its scale is not a finite number above 0.
+            ValueError: If the dictionary is none of these, or its scale is negative or not finite.
         """
         if not self.is_enabled() or not state_dict:
             return
-        state = _from_apex(state_dict)
+        state = from_apex(state_dict)
         if "scale" not in state:
             raise ValueError(
                 f"Loss scaler state with the keys {sorted(map(str, state_dict))} is not known: give the state_dict() "
                 "of a LossScaler, a torch.amp.GradScaler or an Apex loss scaler."
             )
         scale = float(state["scale"])
-        if not 0 < scale < math.inf:
+        if not 0 <= scale < math.inf:
             raise ValueError(f"Loss scaler state holds scale={scale}: it must be a finite number above 0.")
         if not self.dynamic or not state.get("dynamic", True):
             return
-        rule = {key: type(value)(state.get(key, value)) for key, value in self._rule.items()}
-        _check_rule(rule, scale, self.max_consecutive_skips)
-        self._rule = rule
-        self._scale.fill_(min(max(scale, rule["min_loss_scale"]), rule["max_loss_scale"]))
+        self._rule = rule = checked_rule({key: state.get(key, value) for key, value in self._rule.items()})
+        self._scale.fill_(self._bounded(scale))
         trackers = (
             state.get("_growth_tracker", 0),
             state.get("_hysteresis_tracker", rule["hysteresis"]),
@@ -296,38 +337,3 @@ class LossScaler:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-
-_BOUNDS = ("min_loss_scale", "max_loss_scale")
-
-
-def _from_apex(state: dict[str, Any]) -> dict[str, Any]:
-    """Apex keeps {'loss_scale', 'unskipped'}, alone or under 'loss_scaler0'."""
-    if len(state) == 1 and isinstance(inner := next(iter(state.values())), dict):
-        state = inner
-    if "loss_scale" in state and "scale" not in state:
-        return {"scale": state["loss_scale"], "_growth_tracker": state.get("unskipped", 0)}
-    return state
-
-
-def _check_rule(rule: dict[str, Any], init_scale: float, max_consecutive_skips: int | None) -> None:
-    low, high = rule["min_loss_scale"], rule["max_loss_scale"]
-    requirements = {
-        "growth_factor": (1 < rule["growth_factor"] < math.inf, "above 1"),
-        "backoff_factor": (0 < rule["backoff_factor"] < 1, "between 0 and 1"),
-        "growth_interval": (_is_count(rule["growth_interval"]), "a whole number of at least 1"),
-        "hysteresis": (_is_count(rule["hysteresis"]), "a whole number of at least 1"),
-        "min_loss_scale": (0 < low < math.inf, "a finite number above 0"),
-        "max_loss_scale": (low <= high < math.inf, f"finite and at least min_loss_scale={low}"),
-    }
-    for name, (fine, wanted) in requirements.items():
-        if not fine:
-            raise ValueError(f"{name}={rule[name]!r} is invalid: it must be {wanted}.")
-    if not 0 < init_scale < math.inf:
-        raise ValueError(f"init_scale={init_scale!r} is invalid: it must be a finite number above 0.")
-    if max_consecutive_skips is not None and not _is_count(max_consecutive_skips):
-        raise ValueError(f"max_consecutive_skips={max_consecutive_skips!r} is invalid: use at least 1, or None.")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31

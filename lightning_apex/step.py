@@ -77,7 +77,7 @@ class OptimizerStep:
 
     def clip_value(self, clip_value: float) -> None:
         """Clips each element of the gradients to ``[-clip_value, clip_value]``; at or below 0 does nothing."""
-        if clip_value > 0:
+        if clip_value > 0 and self.params:
             self.expose()
             torch.nn.utils.clip_grad_value_(self.params, clip_value)
 
@@ -88,10 +88,18 @@ class OptimizerStep:
         self.exposed = True
         for device, params in self._params_by_device().items():
             inverse = self._scaler.scale_on(device).reciprocal() if self._scaler.is_enabled() else None
-            mastered = [p for p in params if self._masters is not None and p in self._masters]
-            if mastered:
-                self._note(mastered, self._widen(mastered, inverse))
-            plain = [p for p in params if self._masters is None or p not in self._masters]
+            plain: list[Tensor] = []
+            dense: list[Tensor] = []
+            for param in params:
+                if self._masters is None or param not in self._masters:
+                    plain.append(param)
+                elif param.grad is not None and param.grad.is_sparse:
+                    _replace_grad(param, param.grad.coalesce().float())
+                    plain.append(param)
+                else:
+                    dense.append(param)
+            if dense:
+                self._note(dense, self._widen(dense, inverse))
             if plain and inverse is not None:
                 grads = [_dense_values(p) for p in plain]
                 self._note(plain, ops.unscale_(grads, inverse))
@@ -109,6 +117,22 @@ class OptimizerStep:
         try:
             return self._update(*args, **kwargs)
         finally:
+            self._narrow()
+
+    def reopen(self) -> None:
+        """Scales written gradients again, because more scaled ones are about to be added to them."""
+        if self._scaler.is_enabled():
+            for device, grads in self._by_device().items():
+                factor = self._scaler.scale_on(device)
+                if self.found_inf is not None:
+                    # An overflow that clipping has hidden must still be found at the step.
+                    factor = factor / (1 - self.found_inf.to(device))
+                ops.unscale_(grads, factor)
+        self._narrow()
+
+    def abandon(self) -> None:
+        """Ends a step that will not be made; its gradients stay as they are, in their parameters' dtype."""
+        if self.exposed:
             self._narrow()
 
     def measure(self) -> None:
@@ -153,9 +177,7 @@ class OptimizerStep:
         wide = [torch.empty_like(grad, dtype=torch.float32) for grad in half]
         flags = ops.copy_scaled_(wide, half, inverse)
         for param, grad in zip(params, wide, strict=True):
-            param.grad = None
-            param.grad_dtype = None  # any
-            param.grad = grad
+            _replace_grad(param, grad)
         return flags
 
     def _narrow(self) -> None:
@@ -210,6 +232,13 @@ class _PositionIn:
                 if other is param:
                     return f"parameter {i} of group {g}"
         return "a parameter of no group"
+
+
+def _replace_grad(param: Tensor, grad: Tensor) -> None:
+    """Sets a gradient of another dtype than the parameter's."""
+    param.grad = None
+    param.grad_dtype = None  # any
+    param.grad = grad
 
 
 def _dense_values(param: Tensor) -> Tensor:

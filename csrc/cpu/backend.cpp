@@ -57,6 +57,8 @@ std::vector<std::string> cpu_backends() {
   return names;
 }
 
-void set_cpu_backend(const std::string& name) { chosen.store(find(name, "set_cpu_backend"), std::memory_order_relaxed); }
+void set_cpu_backend(const std::string& name) {
+  chosen.store(find(name, "set_cpu_backend"), std::memory_order_relaxed);
+}
 
 }  // namespace lightning_apex

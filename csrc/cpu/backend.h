@@ -36,7 +36,7 @@ extern const Backend kPortableBackend;
 
 // The one that runs: the best that this processor has, or what LIGHTNING_APEX_CPU_BACKEND asks for.
 const Backend& cpu_backend();
-std::vector<std::string> cpu_backends();  // those that can run here, best first
+std::vector<std::string> cpu_backends();        // those that can run here, best first
 void set_cpu_backend(const std::string& name);  // for tests; not while an operator runs
 
 }  // namespace lightning_apex

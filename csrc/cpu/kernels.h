@@ -1,5 +1,5 @@
 // The kernels of one instruction set: plain loops over blocks of elements. Included once by each kernels_<isa>.cpp,
-// after vec.h and inside its target pragma (see there why there is no include and no include guard's need).
+// after vec.h and inside its target pragma (see there why it includes nothing).
 //
 // A tensor's last elements, less than a block, go through the same loop in a padded copy, and the arithmetic is plain
 // IEEE (the build forbids contraction to fused multiply-add): so an element's result depends neither on its place nor
@@ -8,8 +8,8 @@
 namespace lightning_apex {
 namespace APEX_ISA {
 
-constexpr int64_t kBlock = 32;         // elements: one cache line of halves, two of floats
-constexpr int64_t kPrefetch = 1536;    // bytes ahead on every stream, where hardware prefetch stops short
+constexpr int64_t kBlock = 32;       // elements: one cache line of halves, two of floats
+constexpr int64_t kPrefetch = 1536;  // bytes ahead on every stream, where hardware prefetch stops short
 constexpr int64_t kCacheLine = 64;
 
 template <class T>
@@ -252,9 +252,12 @@ StepFn step_kernel_for(c10::ScalarType grad, c10::ScalarType state, bool master)
   const auto with_state = [&](auto g, auto with_master) -> StepFn {
     using G = typename decltype(g)::type;
     constexpr bool m = decltype(with_master)::value;
-    if constexpr (std::is_same_v<P, double>) return &Step<F, P, G, double, m>::run;
-    else if (F::n_state > 0 && state == c10::ScalarType::BFloat16) return &Step<F, P, G, c10::BFloat16, m>::run;
-    else return &Step<F, P, G, float, m>::run;
+    if constexpr (std::is_same_v<P, double>)
+      return &Step<F, P, G, double, m>::run;
+    else if (F::n_state > 0 && state == c10::ScalarType::BFloat16)
+      return &Step<F, P, G, c10::BFloat16, m>::run;
+    else
+      return &Step<F, P, G, float, m>::run;
   };
   if constexpr (sizeof(P) == 2) {
     const bool wide = grad == c10::ScalarType::Float;
@@ -267,9 +270,8 @@ StepFn step_kernel_for(c10::ScalarType grad, c10::ScalarType state, bool master)
 
 template <class F>
 StepFn step_kernel_of(c10::ScalarType param, c10::ScalarType grad, c10::ScalarType state, bool master) {
-  return by_dtype<StepFn>(param, [=](auto p) -> StepFn {
-    return step_kernel_for<F, typename decltype(p)::type>(grad, state, master);
-  });
+  return by_dtype<StepFn>(
+      param, [=](auto p) -> StepFn { return step_kernel_for<F, typename decltype(p)::type>(grad, state, master); });
 }
 
 inline StepFn step_kernel(int optimizer, c10::ScalarType param, c10::ScalarType grad, c10::ScalarType state,

@@ -36,6 +36,7 @@
 #endif
 
 namespace lightning_apex {
-const Backend kAvx2Backend = {"avx2", &avx2::measure_kernel, &avx2::copy_kernel, &avx2::reconcile_kernel, &avx2::step_kernel};
+const Backend kAvx2Backend = {"avx2", &avx2::measure_kernel, &avx2::copy_kernel, &avx2::reconcile_kernel,
+                              &avx2::step_kernel};
 }  // namespace lightning_apex
 #endif

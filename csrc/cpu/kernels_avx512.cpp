@@ -15,7 +15,8 @@
 #include "backend.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), \
+                             apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
@@ -37,6 +38,7 @@
 #endif
 
 namespace lightning_apex {
-const Backend kAvx512Backend = {"avx512", &avx512::measure_kernel, &avx512::copy_kernel, &avx512::reconcile_kernel, &avx512::step_kernel};
+const Backend kAvx512Backend = {"avx512", &avx512::measure_kernel, &avx512::copy_kernel, &avx512::reconcile_kernel,
+                                &avx512::step_kernel};
 }  // namespace lightning_apex
 #endif

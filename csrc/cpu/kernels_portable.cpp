@@ -21,5 +21,6 @@
 // clang-format on
 
 namespace lightning_apex {
-const Backend kPortableBackend = {"portable", &portable::measure_kernel, &portable::copy_kernel, &portable::reconcile_kernel, &portable::step_kernel};
+const Backend kPortableBackend = {"portable", &portable::measure_kernel, &portable::copy_kernel,
+                                  &portable::reconcile_kernel, &portable::step_kernel};
 }  // namespace lightning_apex

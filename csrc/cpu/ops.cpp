@@ -108,8 +108,7 @@ Tensor unscale_(TensorList grads, const Tensor& multiplier, const OptionalTensor
   return nonfinite_rows(grads.size(), plan, marks, found_inf);
 }
 
-Tensor copy_scaled_(TensorList dst, TensorList src, const OptionalTensor& multiplier,
-                    const OptionalTensor& found_inf) {
+Tensor copy_scaled_(TensorList dst, TensorList src, const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
   check_copy(dst, src, multiplier, found_inf, kCPU);
   FlatViews views;
   ChunkPlan plan;

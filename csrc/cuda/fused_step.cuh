@@ -11,7 +11,7 @@
 
 namespace lightning_apex {
 
-constexpr int kStepThreads = 512, kStepChunk = 16384;
+constexpr int kStepThreads = 256, kStepChunk = 16384;
 
 // Where an element lives, in the order of a table's addresses: parameter, gradient, step, [master], states.
 template <class Formula, bool has_master>

@@ -1,6 +1,6 @@
+#if !defined(SIMT_EMU)
 #include "host.h"
 
-#if !defined(SIMT_EMU)
 namespace lightning_apex {
 
 void throw_on_error(cudaError_t status, const char* file, int line) {

@@ -15,6 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from lightning_apex import ops
 from lightning_apex.casting import HALF
+from lightning_apex.levels import is_number
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -37,6 +38,7 @@ class StepInputs:
     found_inf: Tensor | None = None
 
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _NO_INPUTS = StepInputs()
 
 
@@ -66,9 +68,16 @@ class FusedOptimizer(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, after validating what it overrides."""
+        """Adds a group, after validating it."""
         self._check(self.defaults | param_group)
         super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            if param.dtype not in _DTYPES:
+                self.param_groups.pop()
+                raise ValueError(
+                    f"params holds a {param.dtype} parameter of shape {tuple(param.shape)}: {type(self).__name__} "
+                    "updates float32, float16, bfloat16 and float64; give others to an optimizer of torch.optim."
+                )
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clears gradients; ``None`` means the constructor's ``set_grad_none``."""
@@ -109,6 +118,9 @@ class FusedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         inputs, self._inputs = self._inputs, _NO_INPUTS
+        for group in self.param_groups:
+            if not isinstance(group["lr"], Tensor):
+                check_number("lr", group["lr"], 0)
         with torch.no_grad():
             for group in self.param_groups:
                 self._update_group(group, inputs)
@@ -155,6 +167,11 @@ class FusedOptimizer(Optimizer):
             has_master = masters is not None and param.dtype in HALF
             bucket = buckets.get(key := (param.device, has_master))
             if bucket is None:
+                if param.is_meta:
+                    raise RuntimeError(
+                        f"{type(self).__name__}.step() found a parameter on the meta device, which has no values: "
+                        "materialise the model (to_empty() and load its weights) first."
+                    )
                 bucket = buckets[key] = _Bucket(states=[[] for _ in names])
             bucket.params.append(param)
             bucket.grads.append(grad)
@@ -163,22 +180,42 @@ class FusedOptimizer(Optimizer):
             state = self.state[param]
             bucket.steps.append(_step_of(state, param))
             for name, column in zip(names, bucket.states, strict=True):
-                column.append(_state_of(state, name, param, dtype))
+                tensor = state.get(name)
+                column.append(self._new_state(state, name, param, dtype) if tensor is None else tensor)
         return buckets
+
+    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> Tensor:
+        tensor = state[name] = torch.zeros_like(
+            param, dtype=moment_dtype(param, dtype), memory_format=torch.preserve_format, requires_grad=False
+        )
+        return tensor
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the state of this optimizer, of torch's unfused one, or of Apex's.
 
         Moments keep the dtype they were saved in: ``torch.optim.Optimizer`` would round them to a half parameter's.
         """
-        defaults = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, saved, own in zip(self.param_groups, state_dict["param_groups"], defaults, strict=True):
-            for name, value in own.items():
-                group.setdefault(name, value)
-            for param, index in zip(group["params"], saved["params"], strict=True):
-                if index in state_dict["state"]:
-                    self.state[param] = self._loaded(state_dict["state"][index], param, group)
+        own = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
+        saved: dict[str, Any] = {}
+
+        def take_over(optimizer: Optimizer) -> None:
+            for group, saved_group, defaults in zip(self.param_groups, saved["param_groups"], own, strict=True):
+                for name, value in defaults.items():
+                    group.setdefault(name, value)
+                for param, index in zip(group["params"], saved_group["params"], strict=True):
+                    if index in saved["state"]:
+                        self.state[param] = self._loaded(saved["state"][index], param, group)
+
+        # Hooks of the user may replace the dictionary before us, and see the finished state after us.
+        handles = (
+            self.register_load_state_dict_pre_hook(lambda _, final: saved.update(final)),
+            self.register_load_state_dict_post_hook(take_over, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _loaded(self, saved: dict[str, Any], param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = {}
@@ -199,16 +236,6 @@ def moment_dtype(param: Tensor, state_dtype: torch.dtype | None) -> torch.dtype:
     if param.dtype is torch.float64:
         return torch.float64
     return state_dtype or torch.float32
-
-
-def _state_of(state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> Tensor:
-    tensor = state.get(name)
-    if tensor is None:
-        tensor = state[name] = torch.zeros_like(
-            param, dtype=moment_dtype(param, dtype), memory_format=torch.preserve_format, requires_grad=False
-        )
-    assert isinstance(tensor, Tensor)
-    return tensor
 
 
 def _step_of(state: dict[str, Any], param: Tensor) -> Tensor:
@@ -235,16 +262,11 @@ def check_number(name: str, value: Any, low: float, high: float = math.inf, *, o
         if value.device.type != "cpu":
             return  # reading it would wait for the device
         value = value.item()
-    fine = (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and low <= value <= high
-        and not (open_above and value == high)
-    )
+    fine = is_number(value) and low <= value <= high and not (open_above and value == high)
     if not fine:
+        lower = "" if low == -math.inf else f" of at least {low:g}"
         upper = "" if high == math.inf else f" and {'below' if open_above else 'at most'} {high:g}"
-        raise ValueError(f"{name}={value!r} is invalid: it must be a finite number of at least {low:g}{upper}.")
+        raise ValueError(f"{name}={value!r} is invalid: it must be a finite number{lower}{upper}.")
 
 
 def check_betas(betas: Any) -> None:

@@ -109,7 +109,7 @@ class ApexPrecision(Precision):
             max_loss_scale=max_loss_scale,
             max_consecutive_skips=max_consecutive_skips,
         )
-        self.keep_fp32 = (keep_fp32,) if isinstance(keep_fp32, str | type) else tuple(keep_fp32)
+        self.keep_fp32 = _names_and_classes(keep_fp32)
         self.hold_schedulers = hold_schedulers
         self._told_of_cpu = False
         self._begin()
@@ -176,10 +176,14 @@ class ApexPrecision(Precision):
     def connect(
         self, model: Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[Module, list[Optimizer], list[Any]]:
-        # Evaluation connects the optimizers of the last fit again.
-        if self._module is None or self._module.trainer.state.fn != TrainerFn.FITTING:
+        if self._module is None:
             return model, optimizers, lr_schedulers
         trainer = self._module.trainer
+        if trainer.world_size > 1:
+            self._engine.agree_across_ranks()
+        # Evaluation connects the optimizers of the last fit again.
+        if trainer.state.fn != TrainerFn.FITTING:
+            return model, optimizers, lr_schedulers
         for optimizer in optimizers:
             self._refuse_closure_driven(optimizer)
         self._optimizers = optimizers
@@ -311,6 +315,13 @@ class ApexPrecision(Precision):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+
+def _names_and_classes(keep_fp32: Any) -> tuple[str | type, ...]:
+    entries = (keep_fp32,) if isinstance(keep_fp32, str | type) else keep_fp32
+    if not isinstance(entries, Sequence) or not all(isinstance(entry, str | type) for entry in entries):
+        raise ValueError(f"keep_fp32={keep_fp32!r} is invalid: give a list of module name patterns or module classes.")
+    return tuple(entries)
 
 
 def _someone_looks_at_gradients(module: LightningModule, trainer: Trainer) -> bool:

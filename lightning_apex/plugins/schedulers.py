@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -20,8 +21,9 @@ class SchedulerGate:
     """
 
     def __init__(self) -> None:
-        self._last_steps: WeakKeyDictionary[Optimizer, list[OptimizerStep]] = WeakKeyDictionary()
         self._gated: dict[LRScheduler, type[LRScheduler]] = {}
+        # 1 where all steps since a scheduler was last asked were skipped; missing where there was none.
+        self._skipped: dict[LRScheduler, Tensor] = {}
 
     def watch(self, schedulers: Iterable[Any]) -> None:
         """Gates these schedulers; may be called again with the same ones.
@@ -41,7 +43,7 @@ class SchedulerGate:
         gate = self
 
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
-            if gate.lets_pass(scheduler.optimizer):
+            if gate.lets_pass(scheduler):
                 original.step(scheduler, *args, **kwargs)
 
         # The name appears in logs and messages, so it stays.
@@ -49,16 +51,22 @@ class SchedulerGate:
 
     def note(self, optimizer: Optimizer, step: OptimizerStep) -> None:
         """Remembers a step that was made or skipped."""
-        self._last_steps.setdefault(optimizer, []).append(step)
+        if step.found_inf is None:
+            return
+        for scheduler in self._gated:
+            if scheduler.optimizer is optimizer:
+                before = self._skipped.get(scheduler)
+                both = step.found_inf if before is None else torch.minimum(before, step.found_inf)
+                self._skipped[scheduler] = both
 
-    def lets_pass(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer has made a step, or tried none, since it was last asked."""
-        steps = self._last_steps.pop(optimizer, [])
-        return not steps or not all(step.was_skipped() for step in steps)
+    def lets_pass(self, scheduler: LRScheduler) -> bool:
+        """Whether a scheduler's optimizer has made a step, or tried none, since this was last asked of it."""
+        skipped = self._skipped.pop(scheduler, None)
+        return skipped is None or not bool(skipped)
 
     def release(self) -> None:
         """Gives the schedulers their own class back."""
         for scheduler, original in self._gated.items():
             scheduler.__class__ = original
         self._gated.clear()
-        self._last_steps.clear()
+        self._skipped.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ _FLAGS = [
     "-O1",
     "-g1",
     "-fPIC",
+    "-ffp-contract=off",  # as the CPU kernels, to be compared with them to the bit
     "-Wall",
     "-Wextra",
     "-Werror",
@@ -40,13 +42,13 @@ _FLAGS = [
 def sources() -> list[Path]:
     """The kernels, their host files and what these stand on, and the machine."""
     files = [f for folder in (_CSRC / "cuda", _HERE) for f in folder.iterdir() if f.suffix in (".cu", ".cpp")]
-    return [_CSRC / "tensor_lists.cpp", *sorted(files)]
+    return [_CSRC / "schemas.cpp", _CSRC / "tensor_lists.cpp", *sorted(files)]
 
 
-def _digest(files: list[Path], *more: str) -> str:
-    digest = hashlib.sha256("\0".join(more).encode())
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256("\0".join([torch.__version__, _CXX, *_FLAGS]).encode())
     for file in files:
-        digest.update(file.read_bytes())
+        digest.update(file.read_bytes() if file.exists() else b"gone")
     return digest.hexdigest()[:20]
 
 
@@ -56,33 +58,35 @@ def _run(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
 
-def _compile(source: Path, common: str) -> Path:
-    target = _BUILD / f"{source.stem}-{_digest([source], common, str(source))}.o"
-    if not target.exists():
-        for stale in _BUILD.glob(f"{source.stem}-{'?' * 20}.o"):
-            stale.unlink()
-        partial = target.with_suffix(".partial")
-        door = [] if source.parent == _CSRC else ["-DSIMT_EMU"]  # what knows no device is compiled as it always is
-        _run([_CXX, *_FLAGS, *door, "-x", "c++", "-c", str(source), "-o", str(partial)])
-        partial.rename(target)
+def _compile(source: Path) -> Path:
+    """Compiles one file, unless it was already, from the same files."""
+    target, record = _BUILD / f"{source.name}.o", _BUILD / f"{source.name}.json"
+    if target.exists() and record.exists():
+        known = json.loads(record.read_text())
+        if known["digest"] == _digest([Path(f) for f in known["files"]]):
+            return target
+    record.unlink(missing_ok=True)
+    listing = _BUILD / f"{source.name}.d"
+    door = [] if source.parent == _CSRC else ["-DSIMT_EMU"]  # what knows no device is compiled as it always is
+    _run([_CXX, *_FLAGS, *door, "-MMD", "-MF", str(listing), "-x", "c++", "-c", str(source), "-o", str(target)])
+    files = listing.read_text().replace("\\\n", " ").split(": ", 1)[1].split()
+    record.write_text(json.dumps({"digest": _digest([Path(f) for f in files]), "files": files}))
     return target
 
 
 def build() -> Path:
     """Compiles what is not compiled yet and returns the library."""
     _BUILD.mkdir(parents=True, exist_ok=True)
-    headers = sorted(f for folder in (_CSRC, _HERE) for f in folder.rglob("*.*") if f.suffix in (".h", ".cuh"))
-    common = _digest(headers, torch.__version__, _CXX, *_FLAGS)
     with open(_BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may start at once
         jobs = int(os.environ.get("MAX_JOBS", min(4, os.cpu_count() or 1)))
         with ThreadPoolExecutor(jobs) as pool:
-            objects = list(pool.map(lambda source: _compile(source, common), sources()))
+            objects = list(pool.map(_compile, sources()))
         library = _BUILD / f"lightning_apex_simt-{_digest(objects)}.so"
         if not library.exists():
             for stale in _BUILD.glob("lightning_apex_simt-*.so"):
                 stale.unlink()
-            link = ["-shared", "-Wl,-Bsymbolic", f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
+            link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
             _run([_CXX, *map(str, objects), *link, "-o", str(library)])
     return library
 

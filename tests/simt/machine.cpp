@@ -78,8 +78,8 @@ void diagnose(const std::string& what) {
   throw Unwind{};
 }
 
-void make_ready(Thread& t) {
-  if (t.state != State::fresh) t.state = State::ready;
+void make_ready(Thread& t, State state = State::ready) {
+  t.state = state;
   machine.ready.push_back(&t);
 }
 
@@ -117,6 +117,7 @@ void resume(Thread& t) {
     }
     t.fiber = machine.idle.back();
     machine.idle.pop_back();
+    t.state = State::ready;
   }
   machine.self = &t;
   threadIdx = t.index;
@@ -166,8 +167,7 @@ void prepare_block(dim3 threads) {
     t.index = {i % threads.x, i / threads.x % threads.y, i / threads.x / threads.y};
     t.lane = i % kWarp;
     t.warp = i / kWarp;
-    t.state = State::fresh;
-    make_ready(t);
+    make_ready(t, State::fresh);
   }
 }
 

@@ -29,4 +29,8 @@ TORCH_LIBRARY(lightning_apex_simt, m) {
   m.def("fault(str name) -> float", &simt::run_fault);
 }
 
+TORCH_LIBRARY_IMPL(lightning_apex_simt, CompositeExplicitAutograd, m) {
+  lightning_apex::implement_calls_without_tensors(m);
+}
+
 }  // namespace

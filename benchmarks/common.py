@@ -1,0 +1,207 @@
+"""What the benchmarks share: interleaved rounds, ratios within a round, and the report with its goals."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+
+BUSY = 0.08  # a round in which other processes took more of the machine than this is left out where possible
+SAMPLE_SECONDS = 0.01  # a contender without preparation is repeated until a sample takes so long
+
+
+@dataclass
+class Contender:
+    """One way to do the work of a row.
+
+    Attributes:
+        name: As the report names it.
+        run: The work that is timed.
+        prepare: Sets the stage before each sample, untimed; then a sample is one call of ``run``.
+    """
+
+    name: str
+    run: Callable[[], object]
+    prepare: Callable[[], object] | None = None
+
+
+@dataclass
+class Spread:
+    """A median with its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return cls(low, median(values), high)
+
+
+@dataclass
+class Race:
+    """The seconds that each contender took in each round."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    others: list[float] = field(default_factory=list)
+    keep_all: bool = False
+
+    def kept(self) -> list[int]:
+        """The rounds that count: those without much going on elsewhere, or the quietest third if there are few."""
+        quietest = sorted(range(len(self.others)), key=self.others.__getitem__)
+        clean = [i for i in quietest if self.others[i] <= BUSY]
+        enough = len(quietest) if self.keep_all else min(len(quietest), max(5, len(quietest) // 3))
+        return clean if len(clean) >= enough else quietest[:enough]
+
+    def ratio(self, numerator: str, denominator: str, factor: float = 1.0) -> Spread:
+        """Seconds over seconds, round by round."""
+        above, below = self.seconds[numerator], self.seconds[denominator]
+        return Spread.of([factor * above[i] / below[i] for i in self.kept()])
+
+    def milliseconds(self) -> dict[str, float]:
+        return {name: round(1e3 * median(values[i] for i in self.kept()), 4) for name, values in self.seconds.items()}
+
+
+def race(
+    contenders: Sequence[Contender],
+    rounds: int,
+    *,
+    sync: Callable[[], object] = lambda: None,
+    keep_all: bool = False,
+    pause: float = 0.005,
+) -> Race:
+    """Lets contenders take turns in one process, each round beginning with another one.
+
+    Args:
+        contenders: Who takes part.
+        rounds: How often each is timed.
+        sync: Waits for the device, before and after the timed work.
+        keep_all: Whether rounds disturbed by other processes count as well.
+        pause: Seconds of rest before a sample, in which thread pools fall asleep.
+    """
+    repeats = {contender.name: _warm_up(contender, sync) for contender in contenders}
+    result = Race({contender.name: [] for contender in contenders}, keep_all=keep_all)
+    for turn in range(rounds):
+        clock = _MachineClock()
+        for i in range(len(contenders)):
+            contender = contenders[(i + turn) % len(contenders)]
+            if contender.prepare is not None:
+                contender.prepare()
+            sync()
+            time.sleep(pause)
+            start = time.perf_counter()
+            for _ in range(repeats[contender.name]):
+                contender.run()
+            sync()
+            result.seconds[contender.name].append((time.perf_counter() - start) / repeats[contender.name])
+        result.others.append(clock.share_of_others())
+    return result
+
+
+def _warm_up(contender: Contender, sync: Callable[[], object]) -> int:
+    """Runs a contender twice, and says how often it must run for a sample."""
+    for _ in range(2):
+        if contender.prepare is not None:
+            contender.prepare()
+        sync()
+        start = time.perf_counter()
+        contender.run()
+        sync()
+        seconds = time.perf_counter() - start
+    return 1 if contender.prepare is not None else max(1, round(SAMPLE_SECONDS / seconds))
+
+
+class _MachineClock:
+    """How much of the machine other processes took since it was made; 0 where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._start = self._read()
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        try:
+            jiffies = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        except OSError:
+            return 0.0, 0.0, time.process_time()
+        return sum(jiffies) / 100, (jiffies[3] + jiffies[4]) / 100, time.process_time()
+
+    def share_of_others(self) -> float:
+        total, idle, own = (now - then for now, then in zip(self._read(), self._start, strict=True))
+        return max(0.0, (total - idle - own) / total) if total > 0 else 0.0
+
+
+@dataclass
+class Result:
+    """One line of a report: a figure beside its goals.
+
+    Attributes:
+        row: What was done.
+        against: What it is compared with.
+        value: The figure.
+        must: The goal; ``None`` for a figure that only informs.
+        stretch: The goal beyond.
+        unit: ``"x"`` for ratios.
+        higher: Whether more is better.
+    """
+
+    row: str
+    against: str
+    value: Spread
+    must: float | None = None
+    stretch: float | None = None
+    unit: str = "x"
+    higher: bool = True
+
+    def verdict(self) -> str:
+        if self.must is None:
+            return ""
+        sign = 1 if self.higher else -1
+        if self.stretch is not None and sign * (self.value.median - self.stretch) >= 0:
+            return "stretch"
+        if sign * (self.value.median - self.must) >= 0:
+            return "met"
+        best = self.value.high if self.higher else self.value.low
+        return "within noise" if sign * (best - self.must) >= 0 else "missed"
+
+
+@dataclass
+class Options:
+    """What the command line of every benchmark says."""
+
+    rounds: int = 15
+    quick: bool = False
+    threads: int = 2
+    rows: tuple[str, ...] = ()
+    out: Path = Path("benchmarks/results")
+
+    def wants(self, row: str) -> bool:
+        return not self.rows or any(word in row for word in self.rows)
+
+
+def parse_options(doc: str | None, rows: Sequence[str], argv: Sequence[str] | None = None) -> Options:
+    parser = argparse.ArgumentParser(description=doc, epilog=f"rows: {', '.join(rows)}")
+    parser.add_argument(
+        "--rows", nargs="+", default=[], metavar="ROW", help="only rows whose name contains one of these"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="timings of each contender (default: 15)")
+    parser.add_argument("--quick", action="store_true", help="3 rounds on small tensors: shows that it runs, no more")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: 2; 1 with --quick)")
+    parser.add_argument("--out", type=Path, default=Options.out, help="folder for JSON and pictures")
+    given = parser.parse_args(argv)
+    given.threads = (1 if given.quick else 2) if given.threads is None else given.threads
+    for name in ("rounds", "threads"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name} {getattr(given, name)}: give at least 1")
+    options = Options(3 if given.quick else given.rounds, given.quick, given.threads, tuple(given.rows), given.out)
+    if not any(options.wants(row) for row in rows):
+        parser.error(f"--rows {' '.join(given.rows)} matches none of: {', '.join(rows)}")
+    torch.set_num_threads(options.threads)
+    return options

@@ -1,0 +1,158 @@
+"""The ways to make an optimizer step that the benchmarks compare; all of a row work on the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW, Optimizer
+
+from benchmarks.common import Contender
+from benchmarks.shapes import Shapes
+from lightning_apex import FusedAdam, LossScaler
+from lightning_apex.masters import MasterWeights
+
+OURS = "ours"
+FUSED, DEFAULT, FOREACH = "torch fused", "torch for-loop", "torch foreach"
+MAX_NORM = 1.0
+_SCALE = 2.0**16
+_ADAM: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
+
+
+class Buffers:
+    """fp32 parameters, gradients and two moments, shared by every contender of a row.
+
+    Sharing saves memory, and gives everybody the same pages.
+    """
+
+    def __init__(
+        self, shapes: Shapes, device: str = "cpu", channels_last: bool = False, grad_scale: float = 1.0
+    ) -> None:
+        torch.manual_seed(0)
+        self.params = [nn.Parameter(_random(shape, 0.1, device, channels_last)) for shape in shapes]
+        self.grads = [_random(shape, 1e-3 * grad_scale, device, channels_last) for shape in shapes]
+        self.first = [torch.zeros_like(p, requires_grad=False) for p in self.params]
+        self.second = [torch.full_like(p, 1e-6, requires_grad=False) for p in self.params]
+        self.hand_out(self.grads)
+
+    @property
+    def moments(self) -> tuple[list[Tensor], list[Tensor]]:
+        return self.first, self.second
+
+    def hand_out(self, grads: Sequence[Tensor]) -> None:
+        for param, grad in zip(self.params, grads, strict=True):
+            param.grad = grad
+
+    def lend_moments(self, optimizer: Optimizer, params: Sequence[Tensor], host_steps: bool = False) -> Optimizer:
+        for param, first, second in zip(params, self.first, self.second, strict=True):
+            step = torch.tensor(10.0, device="cpu" if host_steps else param.device)
+            optimizer.state[param] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+        return optimizer
+
+
+def _random(shape: tuple[int, ...], scale: float, device: str, channels_last: bool) -> Tensor:
+    values = torch.randn(shape, device=device).mul_(scale)
+    return values.to(memory_format=torch.channels_last) if channels_last and values.dim() == 4 else values
+
+
+def adamw(buffers: Buffers, names: Sequence[str]) -> list[Contender]:
+    """A bare AdamW step by each of the named optimizers."""
+    params = buffers.params
+    made: dict[str, Callable[[], Optimizer]] = {
+        OURS: lambda: buffers.lend_moments(FusedAdam(params, **_ADAM), params),
+        FUSED: lambda: buffers.lend_moments(AdamW(params, fused=True, **_ADAM), params),
+        DEFAULT: lambda: buffers.lend_moments(AdamW(params, foreach=False, **_ADAM), params, host_steps=True),
+        FOREACH: lambda: buffers.lend_moments(AdamW(params, foreach=True, **_ADAM), params, host_steps=True),
+    }
+    return [Contender(name, made[name]().step) for name in names]
+
+
+def scaled_tails(shapes: Shapes, device: str = "cpu") -> tuple[Buffers, list[Contender]]:
+    """All that follows the backward pass at O1: unscale, look for overflow, clip, AdamW, new scale, zero_grad."""
+    buffers = Buffers(shapes, device, grad_scale=_SCALE)
+    pristine = [grad.clone() for grad in buffers.grads]
+
+    def prepare() -> None:
+        # torch unscales and clips in place; everybody begins with the same gradients.
+        torch._foreach_copy_(buffers.grads, pristine)
+        buffers.hand_out(buffers.grads)
+
+    params = buffers.params
+    ours = buffers.lend_moments(FusedAdam(params, **_ADAM), params)
+    theirs = {
+        FUSED: buffers.lend_moments(AdamW(params, fused=True, **_ADAM), params),
+        DEFAULT: buffers.lend_moments(AdamW(params, foreach=False, **_ADAM), params, host_steps=True),
+    }
+    contenders = [Contender(OURS, _our_scaled_tail(ours), prepare)]
+    contenders += [Contender(name, _torch_scaled_tail(params, o, device), prepare) for name, o in theirs.items()]
+    return buffers, contenders
+
+
+def _our_scaled_tail(optimizer: Optimizer) -> Callable[[], None]:
+    scaler = LossScaler(init_scale=_SCALE)
+
+    def tail() -> None:
+        scaler.open(optimizer).clip_norm(MAX_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return tail
+
+
+def _torch_scaled_tail(params: Sequence[Tensor], optimizer: Optimizer, device: str) -> Callable[[], None]:
+    scaler = torch.amp.GradScaler(device, init_scale=_SCALE)
+    scaler.scale(torch.ones((), device=device))  # makes its state
+
+    def tail() -> None:
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(params, MAX_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    return tail
+
+
+def master_tails(shapes: Shapes, device: str = "cpu") -> tuple[Buffers, list[Contender]]:
+    """All that follows the backward pass at O5: bf16 weights and gradients, fp32 masters, clip, AdamW."""
+    buffers = Buffers(shapes, device)
+    masters = [p.detach() for p in buffers.params]
+    halves = [nn.Parameter(master.bfloat16()) for master in masters]
+    for half, grad in zip(halves, buffers.grads, strict=True):
+        half.grad = grad.bfloat16()
+    ours = Contender(OURS, _our_master_tail(buffers, halves, masters))
+    return buffers, [ours, Contender("torch composition", _torch_master_tail(buffers, halves))]
+
+
+def _our_master_tail(buffers: Buffers, halves: list[nn.Parameter], masters: list[Tensor]) -> Callable[[], None]:
+    optimizer = buffers.lend_moments(FusedAdam(halves, **_ADAM), halves)
+    weights = MasterWeights()
+    for half, master in zip(halves, masters, strict=True):
+        weights.put(half, master)
+    scaler = LossScaler(1.0)
+
+    def tail() -> None:
+        scaler.open(optimizer, weights).clip_norm(MAX_NORM)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return tail
+
+
+def _torch_master_tail(buffers: Buffers, halves: list[nn.Parameter]) -> Callable[[], None]:
+    """The quickest we know to compose of torch's own: fp32 gradients that are allocated once, foreach copies."""
+    params = buffers.params
+    optimizer = buffers.lend_moments(AdamW(params, fused=True, **_ADAM), params)
+    weights, masters = [h.detach() for h in halves], [p.detach() for p in params]
+
+    def tail() -> None:
+        torch._foreach_copy_(buffers.grads, [h.grad for h in halves])
+        clip_grad_norm_(params, MAX_NORM)
+        optimizer.step()
+        torch._foreach_copy_(weights, masters)
+
+    return tail

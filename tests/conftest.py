@@ -1,0 +1,56 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cases
+import pytest
+import torch
+from kernels import Kernels
+
+from lightning_apex import ops
+
+
+def _simt() -> Any:
+    path = Path(__file__).parent / "simt" / "build.py"
+    if not path.exists():
+        pytest.skip("there is no emulation of the CUDA kernels")
+    spec = importlib.util.spec_from_file_location("simt_build", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load()
+
+
+@pytest.fixture(scope="session")
+def simt_namespace() -> Any:
+    namespace = _simt()
+    ops._register_fakes("lightning_apex_simt")
+    return namespace
+
+
+@pytest.fixture(params=cases.BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    name: str = request.param
+    if name == "simt":
+        yield Kernels(name, request.getfixturevalue("simt_namespace"), "cpu")
+    elif name == "cuda":
+        if not (ops.has_cuda() and torch.cuda.is_available()):
+            pytest.skip("needs a GPU and an extension built with CUDA")
+        yield Kernels(name, torch.ops.lightning_apex, "cuda")
+    else:
+        isa, before = name.removeprefix("cpu-"), ops.cpu_backend()
+        if isa not in ops.build_info()["cpu_backends"]:
+            pytest.skip(f"this CPU has no {isa}")
+        ops.set_cpu_backend(isa)
+        yield Kernels(name, torch.ops.lightning_apex, "cpu")
+        ops.set_cpu_backend(before)
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(0)

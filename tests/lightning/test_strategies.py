@@ -1,0 +1,70 @@
+"""Strategies that cast models themselves are refused, with a sentence that says what to use."""
+
+import pytest
+import torch
+from helpers import LEVELS, Net, all_fp32, batches, fit, plugin, trainer, weights
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_model_parallel_is_refused(level):
+    class Parallel(Net):
+        def configure_model(self):
+            pass
+
+    model = Parallel()
+    before = weights(model)
+    with pytest.raises((MisconfigurationException, TypeError, ValueError), match=r"ModelParallelStrategy") as caught:
+        fit(model, level, batches(1), strategy=ModelParallelStrategy())
+    assert "bf16" in str(caught.value) or "ddp" in str(caught.value)
+    assert all(torch.equal(weights(model)[n], t) for n, t in before.items())
+
+
+@pytest.mark.parametrize("how", ["name", "object"])
+def test_fsdp_is_refused(how):
+    strategy = "fsdp" if how == "name" else FSDPStrategy()
+    # Lightning itself refuses it in the Trainer's constructor, or for the lack of a GPU
+    with pytest.raises((MisconfigurationException, TypeError, ValueError, RuntimeError)):
+        fit(Net(), "O2", batches(1), strategy=strategy)
+
+
+def test_fsdp_is_refused_with_a_sentence_once_lightning_accepts_the_plugin():
+    from lightning_apex.plugins import precision
+
+    assert FSDPStrategy in precision._OWN_PRECISION
+    assert DeepSpeedStrategy in precision._OWN_PRECISION
+
+
+def test_deepspeed_is_refused():
+    pytest.importorskip("deepspeed")
+    with pytest.raises((MisconfigurationException, TypeError, ValueError), match="ddp"):
+        fit(Net(), "O2", batches(1), strategy="deepspeed")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_single_device_strategy_object(level):
+    model = Net()
+    made = trainer(None, strategy=SingleDeviceStrategy(device="cpu", precision_plugin=plugin(level)))
+    made.fit(model, batches(2))
+    assert all_fp32(model)
+
+
+def test_sync_batchnorm_beside_the_plugin_on_one_device():
+    fit(Net(), "O2", batches(1), sync_batchnorm=True)
+    fit(Net(), "O2", batches(1), plugins=[TorchSyncBatchNorm()])
+
+
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_model_used_without_a_trainer(level):
+    """The plugin's methods outside a Trainer: as Lightning's own tests call them."""
+    made, model = plugin(level), Net()
+    before = weights(model)
+    assert made.convert_module(model) is model
+    with made.forward_context():
+        out = model(torch.zeros(2, 8))
+    assert out.dtype is (torch.float32 if level == "O0" else torch.bfloat16)
+    made.teardown()
+    assert all(torch.equal(weights(model)[n], t) for n, t in before.items() if "running" not in n and "num" not in n)
+    assert all_fp32(model)

@@ -1,0 +1,234 @@
+"""State dicts: between ours and torch's in both directions, from Apex, and there and back without losing a bit."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from cases import BF16, F16, F32, F64, same_bits
+from optimizer_support import PAIRS, compare, copy_of, fill_grads, make_params, ours, run, theirs
+from torch import nn
+
+from lightning_apex import FusedAdam, FusedSGD
+
+pairs = pytest.mark.parametrize("pair", PAIRS)
+
+
+def params_of(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def through_a_file(state, weights_only=True):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
+
+
+def assert_same_state(a, b) -> None:
+    for p, q in zip(params_of(a), params_of(b), strict=True):
+        assert same_bits(p, q)
+        assert a.state[p].keys() == b.state[q].keys()
+        for name, value in a.state[p].items():
+            assert same_bits(value, b.state[q][name]), name
+
+
+@pairs
+@pytest.mark.parametrize("steps", [0, 1, 4])
+class TestWithTorch:
+    def test_theirs_into_ours(self, pair, steps):
+        b = theirs(pair, make_params())
+        for step in range(steps):
+            fill_grads(step, params_of(b))
+            b.step()
+        a = ours(pair, copy_of(params_of(b)), lr=123.0)
+        a.load_state_dict(through_a_file(b.state_dict()))
+        assert a.param_groups[0]["lr"] == b.param_groups[0]["lr"]
+        run(a, b, range(steps, steps + 3))
+
+    def test_ours_into_theirs(self, pair, steps):
+        a = ours(pair, make_params())
+        for step in range(steps):
+            fill_grads(step, params_of(a))
+            a.step()
+        b = theirs(pair, copy_of(params_of(a)), lr=123.0)
+        b.load_state_dict(through_a_file(a.state_dict()))
+        assert a.param_groups[0]["lr"] == b.param_groups[0]["lr"]
+        run(a, b, range(steps, steps + 3))
+
+    def test_parameters_without_state_have_none_afterwards(self, pair, steps):
+        b = theirs(pair, make_params())
+        for step in range(steps):
+            fill_grads(step, params_of(b), skip=lambda i: i == 3)
+            b.step()
+        a = ours(pair, copy_of(params_of(b)))
+        a.load_state_dict(b.state_dict())
+        assert params_of(a)[3] not in a.state
+        run(a, b, range(steps, steps + 3))
+
+    def test_arguments_that_torch_does_not_know_keep_our_own_value(self, pair, steps):
+        b = theirs(pair, make_params())
+        for step in range(steps):
+            fill_grads(step, params_of(b))
+            b.step()
+        flag = "bias_correction" if "FusedAdam" in PAIRS[pair] else "wd_after_momentum"
+        a = ours(pair, copy_of(params_of(b)), state_dtype=BF16, **{flag: flag == "wd_after_momentum"})
+        a.load_state_dict(b.state_dict())
+        assert a.param_groups[0][flag] is (flag == "wd_after_momentum")
+        assert a.param_groups[0]["state_dtype"] is BF16
+
+
+@pairs
+@pytest.mark.parametrize("steps", [0, 1, 4])
+class TestThereAndBack:
+    @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16])
+    def test_the_next_steps_are_the_same_bits(self, pair, steps, dtype):
+        a = ours(pair, make_params(dtype))
+        for step in range(steps):
+            fill_grads(step, params_of(a), skip=lambda i: i == 3)
+            a.step()
+        b = ours(pair, copy_of(params_of(a)))
+        b.load_state_dict(through_a_file(a.state_dict()))
+        for step in range(steps, steps + 3):
+            fill_grads(step, params_of(a), params_of(b))
+            a.step()
+            b.step()
+            assert_same_state(a, b)
+
+    @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), lambda o: through_a_file(o, False)])
+    def test_copies_and_pickles_go_on_by_themselves(self, pair, steps, twin_of):
+        a = ours(pair, make_params())
+        for step in range(steps):
+            fill_grads(step, params_of(a))
+            a.step()
+        b = twin_of(a)
+        assert type(b) is type(a) and b.defaults.items() >= a.defaults.items()
+        before = [p.detach().clone() for p in params_of(a)]
+        fill_grads(steps, params_of(b))
+        b.step()
+        assert all(map(same_bits, params_of(a), before)), "the copy shares memory"
+        fill_grads(steps, params_of(a))
+        a.step()
+        assert_same_state(a, b)
+
+    def test_loaded_state_is_a_copy(self, pair, steps):
+        a = ours(pair, make_params())
+        for step in range(steps):
+            fill_grads(step, params_of(a))
+            a.step()
+        state = copy.deepcopy(a.state_dict())
+        b = ours(pair, copy_of(params_of(a)))
+        b.load_state_dict(state)
+        fill_grads(9, params_of(b))
+        b.step()
+        for index, values in state["state"].items():
+            for name, value in values.items():
+                assert same_bits(value, a.state[params_of(a)[index]][name])
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
+def test_small_moments_of_half_parameters_survive(kind, dtype):
+    """``torch.optim.Optimizer`` would make 0 of 1e-9 in fp16."""
+    hypers = {"momentum": 0.9} if kind is FusedSGD else {}
+    param = nn.Parameter(torch.ones(3, dtype=dtype))
+    a = kind([param], **hypers)
+    param.grad = torch.ones_like(param)
+    a.step()
+    for name in set(a.state[param]) - {"step"}:
+        a.state[param][name].fill_(1e-9)
+    b = kind([nn.Parameter(param.detach().clone())], **hypers)
+    b.load_state_dict(through_a_file(a.state_dict()))
+    state = b.state[params_of(b)[0]]
+    assert all(same_bits(state[name], torch.full((3,), 1e-9)) for name in set(state) - {"step"})
+
+
+def test_moments_in_bfloat16_are_saved_and_loaded_as_such():
+    a = FusedAdam(make_params(), state_dtype=BF16)
+    fill_grads(0, params_of(a))
+    a.step()
+    b = FusedAdam(copy_of(params_of(a)), state_dtype=BF16)
+    b.load_state_dict(through_a_file(a.state_dict()))
+    assert_same_state(a, b)
+    assert b.state[params_of(b)[0]]["exp_avg"].dtype is BF16
+
+
+@pytest.mark.parametrize("count", [3, 3.0, torch.tensor(3.0), torch.tensor([3], dtype=torch.int32)])
+def test_apexs_one_step_count_a_group(count):
+    a = FusedAdam(make_params(), lr=0.1)
+    for step in range(3):
+        fill_grads(step, params_of(a))
+        a.step()
+    state = copy.deepcopy(a.state_dict())
+    for values in state["state"].values():
+        del values["step"]
+    group = state["param_groups"][0]
+    state["param_groups"] = [
+        {key: group[key] for key in ("lr", "bias_correction", "betas", "eps", "weight_decay", "params")} | {"step": count}
+    ]
+    b = FusedAdam(copy_of(params_of(a)))
+    b.load_state_dict(state)
+    assert b.param_groups[0]["lr"] == 0.1
+    fill_grads(3, params_of(a), params_of(b))
+    a.step()
+    b.step()
+    assert_same_state(a, b)
+
+
+def test_apexs_sgd_without_step_counts():
+    a = FusedSGD(make_params(), lr=0.1, momentum=0.9, dampening=0.5)
+    for step in range(3):
+        fill_grads(step, params_of(a))
+        a.step()
+    state = copy.deepcopy(a.state_dict())
+    for values in state["state"].values():
+        del values["step"]
+    b = FusedSGD(copy_of(params_of(a)), lr=0.1, momentum=0.9, dampening=0.5)
+    b.load_state_dict(state)
+    fill_grads(3, params_of(a), params_of(b))
+    a.step()
+    b.step()
+    compare(a, b, states=False)
+
+
+class TestHooks:
+    def test_what_a_load_hook_returns_is_loaded(self):
+        a = FusedAdam(make_params())
+        fill_grads(0, params_of(a))
+        a.step()
+        b = FusedAdam(copy_of(params_of(a)))
+
+        def sevens(optimizer, state):
+            state = copy.deepcopy(state)
+            state["state"][3]["exp_avg"].fill_(7)
+            return state
+
+        b.register_load_state_dict_pre_hook(sevens)
+        seen = []
+        b.register_load_state_dict_post_hook(lambda optimizer: seen.append(optimizer.state[params_of(b)[3]]["exp_avg"].clone()))
+        b.load_state_dict(a.state_dict())
+        assert b.state[params_of(b)[3]]["exp_avg"].eq(7).all() and seen[0].eq(7).all()
+
+    def test_a_state_that_does_not_fit_changes_nothing(self):
+        a = FusedAdam(make_params())
+        fill_grads(0, params_of(a))
+        a.step()
+        before = copy.deepcopy(a.state_dict())
+        other = FusedAdam(make_params(shapes=((3,),)))
+        with pytest.raises(ValueError, match="parameter group"):
+            a.load_state_dict(other.state_dict())
+        after = a.state_dict()
+        assert after["param_groups"] == before["param_groups"]
+        assert all(same_bits(v, after["state"][i][k]) for i, s in before["state"].items() for k, v in s.items())
+
+
+def test_names_of_parameters_are_kept():
+    model = nn.Linear(2, 2)
+    a = FusedAdam(model.named_parameters())
+    fill_grads(0, list(model.parameters()))
+    a.step()
+    assert a.param_groups[0]["param_names"] == ["weight", "bias"]
+    b = FusedAdam(nn.Linear(2, 2).named_parameters())
+    b.load_state_dict(a.state_dict())
+    assert b.state[params_of(b)[0]]["step"] == 1

@@ -1,0 +1,6 @@
+"""What the kernels should compute, written from the papers' formulas, in float64."""
+
+from reference.optimizers import REFERENCES as OPTIMIZERS
+from reference.scaling import LossScale, step_factors
+
+__all__ = ["OPTIMIZERS", "LossScale", "step_factors"]

@@ -1,0 +1,261 @@
+"""The CUDA kernels on the SIMT machine of tests/simt: in every order of threads and blocks, over several launches and
+blocks, equal to the CPU kernels. And the machine itself, which must notice what is wrong.
+
+The rows of test_ops.py and test_fused_step.py run on it too, as the backend "simt", in one order and on small tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import BF16, DTYPES, F16, F32, F64, OPTIMIZERS, STEP_DTYPES, same_bits
+from kernels import Kernels
+from torch import Tensor
+
+FAULTS_CU = Path(__file__).parent / "simt" / "faults.cu"
+ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
+CPU = Kernels("cpu", torch.ops.lightning_apex, "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _fill_with_nan() -> Iterator[None]:
+    """Memory that nobody wrote holds NaN (255 in bytes), so that whoever reads it is found out."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=ORDERS, ids=lambda order: "".join(map(str, order)))
+def simt(request: pytest.FixtureRequest, simt_namespace: Any) -> Iterator[Kernels]:
+    simt_namespace.set_order(*request.param)
+    yield Kernels("simt", simt_namespace, "cpu")
+    simt_namespace.set_order("forward", 0)
+
+
+def launches_and_blocks(simt: Kernels) -> tuple[int, int]:
+    launches, blocks, _ = simt.namespace.counters()
+    return launches, blocks
+
+
+def exact(values: Tensor, offset: int = 0) -> Tensor:
+    """The values in a storage that ends with them, from its element `offset` on."""
+    return torch.cat([values.new_zeros(offset), values.flatten()])[offset:].view(values.shape)
+
+
+def many(dtype: torch.dtype, count: int, large: int) -> list[Tensor]:
+    """Small tensors, some empty and most misaligned, and among them one of `large` elements."""
+    sizes = [(7 * i) % 12 for i in range(count)]
+    sizes[count // 2] = large
+    return [exact(torch.randn(size).to(dtype), offset=i % 4) for i, size in enumerate(sizes)]
+
+
+def both(simt: Kernels, call: Callable[[Kernels, list[list[Tensor]]], list[Tensor]], lists: list[list[Tensor]]) -> None:
+    """Makes the same call here and on the CPU, and compares all that it was given and returned, to the bit."""
+
+    def copies() -> list[list[Tensor]]:
+        return [[exact(t, t.storage_offset()) for t in members] for members in lists]
+
+    ours, theirs = copies(), copies()
+    results = zip([call(simt, ours), *ours], [call(CPU, theirs), *theirs], strict=True)
+    for i, (got, expected) in enumerate(results):
+        for j, (a, b) in enumerate(zip(got, expected, strict=True)):
+            assert same_bits(a, b), f"list {i}, tensor {j}: {a} is not {b}"
+
+
+# ---- the operators ----
+
+
+def test_measure(simt: Kernels) -> None:
+    grads = [*many(F32, 190, 140_000), *many(F16, 3, 9), *many(F64, 3, 5), *many(BF16, 3, 66_000)]
+    grads[5][1], grads[7][0] = 1e30, 1e-30  # their squares leave float32
+    total, flags = simt.measure_gradients(grads)
+    assert launches_and_blocks(simt)[0] == 2 + 3 + 1  # float32 takes two; the last adds up
+    assert flags.tolist() == [0] * len(grads)
+    assert total.item() == pytest.approx(sum(g.double().square().sum().item() for g in grads), rel=1e-7)
+
+    for i, bad in ((0, math.inf), (95, -math.inf), (100, math.nan), (192, math.nan)):
+        if grads[i].numel() == 0:
+            grads[i] = torch.zeros(1)
+        grads[i].view(-1)[-1] = bad
+    total, flags = simt.measure_gradients(grads)
+    assert flags.nonzero().flatten().tolist() == [0, 95, 100, 192]
+    assert not math.isfinite(total.item())
+
+
+def test_a_sum_has_the_same_bits_in_every_order(simt_namespace: Any) -> None:
+    grads, totals = [torch.randn(140_001), torch.randn(777).half()], set()
+    for order in ORDERS:
+        simt_namespace.set_order(*order)
+        totals.add(simt_namespace.measure_gradients(grads)[0].item())
+    assert len(totals) == 1
+
+
+def test_step_factors_and_update_scale(simt: Kernels) -> None:
+    flags = torch.zeros(1000, dtype=torch.uint8)
+    for i in (None, 0, 999):
+        if i is not None:
+            flags[i] = 1
+        found = [torch.zeros(()), torch.zeros(())]
+        ours, theirs = (
+            k.step_factors(torch.tensor(9.0, dtype=F64), flags, torch.tensor(4.0), 0.5, f)
+            for k, f in zip((simt, CPU), found, strict=True)
+        )
+        assert all(map(same_bits, ours, theirs)) and found[0].item() == found[1].item() == (i is not None)
+
+    def update(kernels: Kernels, lists: list[list[Tensor]]) -> list[Tensor]:
+        kernels.update_scale_(*lists[0], 2.0, 0.5, 3, 2, 1.0, 100.0)
+        return []
+
+    for overflow in (0.0, 1.0):
+        state = [torch.tensor(64.0), torch.tensor([2, 1, 0, 0], dtype=torch.int32), torch.tensor(overflow)]
+        both(simt, update, [state])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unscale(simt: Kernels, dtype: torch.dtype) -> None:
+    def unscale(kernels: Kernels, lists: list[list[Tensor]]) -> list[Tensor]:
+        return [kernels.unscale_(lists[0], *lists[1])]
+
+    grads = many(dtype, 140, 40_000)
+    both(simt, unscale, [grads, [torch.tensor(1 / 3), torch.zeros(())]])
+    assert launches_and_blocks(simt) == (2, sum(g.numel() > 0 for g in grads) + 2)  # three blocks for the large one
+    grads[3][0] = math.nan
+    both(simt, unscale, [grads, [torch.tensor(1.0), torch.zeros(())]])
+
+
+@pytest.mark.parametrize(("to", "of"), [(F32, F16), (BF16, F32), (F16, F64), (F64, BF16), (BF16, F16)])
+def test_copy_scaled(simt: Kernels, to: torch.dtype, of: torch.dtype) -> None:
+    src = many(of, 20, 20_000)
+    src[1][0] = math.inf
+    dst = [exact(torch.full_like(s, math.nan, dtype=to), i % 3) for i, s in enumerate(src)]
+
+    def copy(kernels: Kernels, lists: list[list[Tensor]]) -> list[Tensor]:
+        return [kernels.copy_scaled_(lists[0], lists[1], *lists[2])]
+
+    both(simt, copy, [dst, src, [torch.tensor(0.3), torch.zeros(())]])
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_reconcile(simt: Kernels, dtype: torch.dtype) -> None:
+    masters = many(F32, 20, 20_000)
+    params = [exact(m.to(dtype), i % 3) for i, m in enumerate(masters)]
+    for p in params[::3]:
+        p.mul_(2)
+
+    def reconcile(kernels: Kernels, lists: list[list[Tensor]]) -> list[Tensor]:
+        kernels.reconcile_masters_(*lists)
+        return []
+
+    both(simt, reconcile, [masters, params])
+
+
+def step_lists(name: str, params: list[Tensor], grad: torch.dtype, state: torch.dtype, masters: bool) -> list[list[Tensor]]:
+    """Parameters, gradients, masters, states and steps, each with its own offset into its storage."""
+    n_state = {"adam": 2, "adam_amsgrad": 3, "sgd": 0, "sgd_momentum": 1}[name]
+    wide = [exact(p.float(), 1) for p in params] if masters else []
+    states = [exact(torch.rand(p.shape).to(state), (i + k) % 4) for k in range(n_state) for i, p in enumerate(params)]
+    steps = [torch.tensor(float(i % 3)) for i in range(len(params))]
+    return [params, [exact(torch.randn(p.shape).to(grad), 2) for p in params], wide, states, steps]
+
+
+def make_step(name: str, hypers: dict[str, float], *controls: Tensor | None) -> Callable[..., list[Tensor]]:
+    def step(kernels: Kernels, lists: list[list[Tensor]]) -> list[Tensor]:
+        kernels.fused_step_(name, *lists, list(hypers.values()), *controls)
+        return []
+
+    return step
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("param", "grad", "state", "masters"), STEP_DTYPES, ids=str)
+def test_fused_step(
+    simt: Kernels, name: str, param: torch.dtype, grad: torch.dtype, state: torch.dtype, masters: bool
+) -> None:
+    shapes_and_offsets = [((17_003,), 0), ((33,), 1), ((0,), 0), ((), 0), ((4, 8), 0)]
+    params = [exact(torch.randn(shape).to(param), offset) for shape, offset in shapes_and_offsets]
+    lists = step_lists(name, params, grad, state, masters)
+    if masters:
+        lists[0][1] += 1  # somebody else wrote
+    for hypers in OPTIMIZERS[name][:1] + OPTIMIZERS[name][-1:]:
+        both(simt, make_step(name, hypers, None, torch.tensor(0.25), torch.zeros(())), lists)
+
+
+def test_fused_step_on_a_mixed_list_over_several_launches(simt: Kernels) -> None:
+    wide, half = many(F32, 80, 17_000), many(BF16, 80, 17_000)
+    lists = [[], [], [], [], []]
+    for part in (step_lists("adam", wide, F32, F32, False), step_lists("adam", half, F32, BF16, False)):
+        lists = [have + more for have, more in zip(lists, part, strict=True)]
+    first, second = (lists[3][k : k + 80] for k in (0, 160)), (lists[3][k : k + 80] for k in (80, 240))
+    lists[3] = [t for group in (*first, *second) for t in group]
+    both(simt, make_step("adam", OPTIMIZERS["adam"][1], torch.tensor(0.5, dtype=F64)), lists)
+    assert launches_and_blocks(simt)[0] == 2 * 2 + 1
+
+
+def test_many_step_counts(simt: Kernels) -> None:
+    lists = step_lists("sgd", [torch.ones(1) for _ in range(500)], F32, F32, False)
+    both(simt, make_step("sgd", OPTIMIZERS["sgd"][0]), lists)
+    assert launches_and_blocks(simt)[0] == 6 + 2
+
+
+@pytest.mark.parametrize("found_inf", [1.0, math.nan])
+def test_an_overflow_writes_nothing(simt: Kernels, found_inf: float) -> None:
+    lists = step_lists("adam", many(F16, 5, 20_000), F16, F32, True)
+    before = [[t.clone() for t in members] for members in lists]
+    make_step("adam", OPTIMIZERS["adam"][0], None, None, torch.tensor(found_inf))(simt, lists)
+    assert all(same_bits(a, b) for x, y in zip(lists, before, strict=True) for a, b in zip(x, y, strict=True))
+
+
+# ---- the machine ----
+
+FAULTS = {
+    "divergent_barrier": r"divergent barrier: thread .* is at faults.cu:\d+, thread .* at faults.cu:\d+",
+    "early_return": r"1 of 64 threads have returned, 63 wait for a block barrier at faults.cu:\d+",
+    "barrier_or_warp": r"48 wait for a block barrier at faults.cu:\d+ .*16 wait for their warp at faults.cu:\d+",
+    "past_the_end": r"a write past the end of the shared array of 256 bytes declared at faults.cu:\d+",
+    "before_the_start": r"a write before the shared array of 256 bytes declared at faults.cu:\d+",
+    "past_dynamic": r"a write past the end of the shared array of 256 bytes",
+    "no_dynamic": r"dynamic shared memory is used at faults.cu:\d+, but the launch asked for none",
+    "static_too_large": r"more than 48 KB of static shared memory at faults.cu:\d+",
+    "divergent_shuffle": r"divergent warp collective at faults.cu:\d+: thread .* is here, thread .* at faults.cu:\d+",
+    "partial_mask": r"warp collective at faults.cu:\d+: thread .* names a partial mask",
+    "exited_lane": r"warp collective at faults.cu:\d+: thread \(33,0,0\) .* has returned",
+    "partial_warp": r"warp collective at faults.cu:\d+: the block is no whole number of warps",
+    "misaligned_load": r"misaligned vector access of 16 bytes at faults.cu:\d+ by thread",
+    "misaligned_store": r"misaligned vector access of 8 bytes at faults.cu:\d+ by thread",
+    "block_too_large": r"a block of \(2048,1,1\) threads",
+    "dynamic_too_large": r"1048576 bytes of shared memory",
+    "empty_grid": r"a grid of \(0,1,1\) blocks",
+    "grid_too_large": r"a grid of \(1,65536,1\) blocks",
+    "too_many_parameters": r"4104 bytes of kernel parameters",
+}
+POISONED = ["uninitialised_shared", "missing_barrier"]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named_with_its_place(simt: Kernels, name: str) -> None:
+    with pytest.raises(RuntimeError, match="^simt: ") as caught:
+        simt.namespace.fault(name)
+    message = str(caught.value).splitlines()[0]
+    assert re.search(FAULTS[name], message), message
+    source = FAULTS_CU.read_text().splitlines()
+    places = re.findall(r"faults\.cu:(\d+)", message.split("launched at")[0])
+    wanted = FAULTS[name].count("faults.cu")
+    assert sum("// here" in source[int(line) - 1] for line in places) == wanted
+
+
+@pytest.mark.parametrize("name", POISONED)
+def test_a_fault_reads_poison(simt: Kernels, name: str) -> None:
+    assert math.isnan(simt.namespace.fault(name))
+
+
+def test_every_fault_is_tested_and_the_machine_survives_them(simt: Kernels) -> None:
+    assert set(simt.namespace.fault_names()) == {*FAULTS, *POISONED}
+    with pytest.raises(RuntimeError, match="stuck in block"):
+        simt.namespace.fault("early_return")
+    assert simt.measure_gradients([torch.ones(100)])[0].item() == 100
