@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -85,10 +86,12 @@ def race(
         rounds: How often each is timed.
         sync: Waits for the device, before and after the timed work.
         keep_all: Whether rounds disturbed by other processes count as well.
-        pause: Seconds of rest before a sample, in which thread pools fall asleep.
+        pause: Least seconds of rest before a sample, in which thread pools fall asleep. The rest is longer after a long
+            sample, so that a shared machine's other processes get on and have less to catch up within samples.
     """
     repeats = {contender.name: _warm_up(contender, sync) for contender in contenders}
     result = Race({contender.name: [] for contender in contenders}, keep_all=keep_all)
+    took = 0.0
     for turn in range(rounds):
         clock = _MachineClock()
         for i in range(len(contenders)):
@@ -96,12 +99,13 @@ def race(
             if contender.prepare is not None:
                 contender.prepare()
             sync()
-            time.sleep(pause)
+            time.sleep(max(pause, min(0.8 * took, 20 * pause)))
             start = time.perf_counter()
             for _ in range(repeats[contender.name]):
                 contender.run()
             sync()
-            result.seconds[contender.name].append((time.perf_counter() - start) / repeats[contender.name])
+            took = time.perf_counter() - start
+            result.seconds[contender.name].append(took / repeats[contender.name])
         result.others.append(clock.share_of_others())
     return result
 
@@ -204,4 +208,7 @@ def parse_options(doc: str | None, rows: Sequence[str], argv: Sequence[str] | No
     if not any(options.wants(row) for row in rows):
         parser.error(f"--rows {' '.join(given.rows)} matches none of: {', '.join(rows)}")
     torch.set_num_threads(options.threads)
+    # Lightning sets this. On a machine without a driver a CUDA build's optimizers then look for NVML at every step
+    # (0.2 ms), which is no peer's fault.
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     return options

@@ -83,6 +83,7 @@ def trainer_overhead(row: str, report: Report) -> None:
     names = {"ours": True, "native": False}
     result = Race({name: [] for name in names})
     tiny_fit(True, 40)
+    tiny_fit(False, 40)
     for turn in range(report.options.rounds):
         for name in sorted(names, reverse=turn % 2 == 0):
             result.seconds[name].append(tiny_fit(names[name], steps))

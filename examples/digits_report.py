@@ -94,7 +94,7 @@ def draw_losses(losses: dict[str, list[float]], folder: Path) -> Path:
         style = {"linewidth": 4.5 - 0.6 * number, "linestyle": ("-", "-", "-", "--", "-.", ":")[number % 6]}
         (line,) = axes.plot(range(1, len(values) + 1), smooth(values), label=level, **style)
         axes.plot(range(1, len(values) + 1), values, color=line.get_color(), alpha=0.15, linewidth=0.8)
-    axes.set(xlabel="step", ylabel="training loss", yscale="log", title="Digits: the opt levels learn alike")
+    axes.set(xlabel="step", ylabel="training loss", yscale="log", title="Digits: training loss at each opt level")
     axes.grid(alpha=0.3, which="both")
     axes.legend(title="opt level", ncols=2)
     path = folder / "losses.png"

@@ -13,23 +13,23 @@ from lightning_apex.levels import OptLevelError
 from lightning_apex.optimizers import FusedAdam, FusedSGD
 from lightning_apex.scaler import LossScaleError, LossScaler
 
-if TYPE_CHECKING or find_spec("lightning") is not None:
-    # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported.
-    from lightning_apex.plugins import ApexPrecision, LossScaleMonitor
-
-__version__ = "0.1.0"
+__version__: str = build_info()["version"]
 __all__ = [
-    "ApexPrecision",
     "FusedAdam",
     "FusedSGD",
     "LossScaleError",
-    "LossScaleMonitor",
     "LossScaler",
     "OptLevelError",
     "build_info",
     "has_cuda",
     "optimizers",
 ]
+
+if TYPE_CHECKING or find_spec("lightning") is not None:
+    # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported.
+    from lightning_apex.plugins import ApexPrecision, LossScaleMonitor
+
+    __all__ += ["ApexPrecision", "LossScaleMonitor"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ memory, and checks its arguments before it writes anything. A name ending in ``_
 function waits for the device. None of them is differentiable.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -195,7 +195,7 @@ def _fake_nothing(*_: Any) -> None:
 
 
 def _register_fakes(namespace: str) -> None:
-    fakes = {
+    fakes: dict[str, Callable[..., Any]] = {
         "measure_gradients": _fake_measure_gradients,
         "step_factors": _fake_step_factors,
         "unscale_": _fake_flags,

@@ -297,7 +297,8 @@ class LossScaler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the state of this class, of ``torch.amp.GradScaler`` or of one of Apex's loss scalers.
 
-        A fixed scale stays as it was constructed, and so does a dynamic one given the state of a fixed one.
+        A fixed scale stays as it was constructed; of another fixed one's state only the counts are taken. A dynamic
+        scale takes nothing from a fixed one, nor the other way round.
 
         A scale of 0, where ``torch.amp.GradScaler`` ends up after too many overflows, becomes ``min_loss_scale``.
 
@@ -315,13 +316,19 @@ class LossScaler:
         scale = float(state["scale"])
         if not 0 <= scale < math.inf:
             raise ValueError(f"Loss scaler state holds scale={scale}: it must be a finite number above 0.")
-        if not self.dynamic or not state.get("dynamic", True):
+        if self.dynamic is not state.get("dynamic", True):
             return
-        self._rule = rule = checked_rule({key: state.get(key, value) for key, value in self._rule.items()})
+        if not self.dynamic:
+            self._load_trackers(state)
+            return
+        self._rule = checked_rule({key: state.get(key, value) for key, value in self._rule.items()})
         self._scale.fill_(self._bounded(scale))
+        self._load_trackers(state)
+
+    def _load_trackers(self, state: dict[str, Any]) -> None:
         trackers = (
             state.get("_growth_tracker", 0),
-            state.get("_hysteresis_tracker", rule["hysteresis"]),
+            state.get("_hysteresis_tracker", self._rule["hysteresis"]),
             state.get("consecutive_skips", 0),
             state.get("skipped_steps", 0),
         )

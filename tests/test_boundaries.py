@@ -202,7 +202,9 @@ def test_an_fp32_input_meets_half_weights(name, level, training):
 
 
 def test_matched_inputs_leave_alone_what_has_no_half_weights():
-    assert matched_inputs(nn.Sequential(nn.LayerNorm(3), nn.LSTM(3, 3), nn.LayerNorm(3, elementwise_affine=False))) == []
+    assert (
+        matched_inputs(nn.Sequential(nn.LayerNorm(3), nn.LSTM(3, 3), nn.LayerNorm(3, elementwise_affine=False))) == []
+    )
     assert len(matched_inputs(nn.Sequential(nn.LayerNorm(3).half(), nn.Linear(3, 3).half()))) == 1
 
 

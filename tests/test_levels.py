@@ -8,7 +8,15 @@ import torch
 from lightning_apex.levels import LEVELS, OptLevel, OptLevelError, resolve
 
 FP16, BF16 = torch.float16, torch.bfloat16
-FIELDS = ("half_dtype", "casts_weights", "autocasts", "casts_inputs", "keep_batchnorm_fp32", "master_weights", "loss_scale")
+FIELDS = (
+    "half_dtype",
+    "casts_weights",
+    "autocasts",
+    "casts_inputs",
+    "keep_batchnorm_fp32",
+    "master_weights",
+    "loss_scale",
+)
 # What each level promises, written down once more by hand.
 TABLE = {
     "O0": (None, False, False, False, True, False, 1.0),
@@ -109,7 +117,14 @@ class TestOverrides:
     @pytest.mark.parametrize("name", TABLE)
     @pytest.mark.parametrize(
         ("given", "expected"),
-        [("dynamic", "dynamic"), (1, 1.0), (128.0, 128.0), ("128.0", 128.0), (2.0**-10, 2.0**-10), (2.0**100, 2.0**100)],
+        [
+            ("dynamic", "dynamic"),
+            (1, 1.0),
+            (128.0, 128.0),
+            ("128.0", 128.0),
+            (2.0**-10, 2.0**-10),
+            (2.0**100, 2.0**100),
+        ],
     )
     def test_loss_scale(self, name, given, expected):
         level = resolve(name, loss_scale=given)

@@ -159,7 +159,7 @@ class TestSwappedInto:
         assert masters.of(param).grad is None and not masters.of(param).requires_grad
 
     def test_an_exception_inside(self):
-        value, masters, param, wide, optimizer = self.build()
+        _, masters, param, wide, optimizer = self.build()
         with masters.swapped_into(optimizer):
             optimizer.step()
         with pytest.raises(ArithmeticError), masters.swapped_into(optimizer):

@@ -11,7 +11,12 @@ from lightning_apex.overflow import OverflowReport
 
 
 def report(**changes) -> OverflowReport:
-    values = {"update": 3, "parameters": ("net.0.weight", "net.0.bias", "head.weight"), "old_scale": 8.0, "new_scale": 4.0}
+    values = {
+        "update": 3,
+        "parameters": ("net.0.weight", "net.0.bias", "head.weight"),
+        "old_scale": 8.0,
+        "new_scale": 4.0,
+    }
     return OverflowReport(**(values | {"consecutive_skips": 1, "skipped_steps": 2} | changes))
 
 
@@ -60,7 +65,12 @@ class TestWatch:
         skip(scaler, optimizer, params, bad=(0, 2))
         skip(scaler, optimizer, params, bad=(2,))
         assert scaler.last_overflow == OverflowReport(
-            update=3, parameters=("parameter 1 of group 1",), old_scale=4.0, new_scale=2.0, consecutive_skips=2, skipped_steps=2
+            update=3,
+            parameters=("parameter 1 of group 1",),
+            old_scale=4.0,
+            new_scale=2.0,
+            consecutive_skips=2,
+            skipped_steps=2,
         )
         first, second = scaler.watch.take_unread()
         assert first.parameters == ("parameter 0 of group 0", "parameter 1 of group 1")

@@ -1,56 +1,15 @@
-"""LossScaler in plain loops: the scale it keeps, the steps it skips, and the losses it scales."""
+"""LossScaler in plain loops: the scale it keeps, and the steps it skips."""
 
 import copy
-import io
-import pickle
-import random
 
 import pytest
 import torch
 from cases import same_bits
 from reference.scaling import LossScale
+from scaler_support import OPTIMIZERS, loss_of, parameters, random_flags, state_of, train
 from torch import nn
 
 from lightning_apex import FusedAdam, FusedSGD, LossScaler
-
-OPTIMIZERS = {
-    "fused_adam": lambda params: FusedAdam(params, lr=0.1),
-    "fused_sgd": lambda params: FusedSGD(params, lr=0.1, momentum=0.9),
-    "torch_adamw": lambda params: torch.optim.AdamW(params, lr=0.1, weight_decay=0.0),
-    "torch_sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-}
-
-
-def random_flags(seed: int, count: int, probability: float) -> list[bool]:
-    numbers = random.Random(seed)
-    return [numbers.random() < probability for _ in range(count)]
-
-
-def loss_of(params, overflow: bool = False) -> torch.Tensor:
-    loss = sum((p.float() ** 2).sum() for p in params)
-    return loss * torch.inf if overflow else loss
-
-
-def train(scaler, optimizer, params, pattern) -> list[float]:
-    """One step for each flag; returns the scale after each."""
-    scales = []
-    for overflow in pattern:
-        optimizer.zero_grad()
-        scaler.scale(loss_of(params, overflow)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    return scales
-
-
-def parameters() -> list[nn.Parameter]:
-    return [nn.Parameter(torch.linspace(-1, 1, n)) for n in (5, 1)]
-
-
-def state_of(optimizer, params) -> list[torch.Tensor]:
-    """Copies of everything a step could change."""
-    states = [v for p in params for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
-    return [t.detach().clone() for t in (*params, *states)]
 
 
 class TestTheScale:
@@ -60,7 +19,10 @@ class TestTheScale:
         pattern = random_flags(seed, 60, 0.3)
         rule = {"init_scale": 2.0**10, "growth_factor": 3.0, "backoff_factor": 0.25, "growth_interval": 3}
         ours, theirs = parameters(), parameters()
-        a, b = LossScaler(**rule, min_loss_scale=2.0**-100, max_loss_scale=2.0**100), torch.amp.GradScaler("cpu", **rule)
+        a, b = (
+            LossScaler(**rule, min_loss_scale=2.0**-100, max_loss_scale=2.0**100),
+            torch.amp.GradScaler("cpu", **rule),
+        )
         witness = "torch_adamw" if "adam" in name else "torch_sgd"
         expected = train(b, OPTIMIZERS[witness](theirs), theirs, pattern)
         assert train(a, OPTIMIZERS[name](ours), ours, pattern) == expected
@@ -73,7 +35,9 @@ class TestTheScale:
     def test_follows_the_definition(self, hysteresis, seed):
         pattern = random_flags(seed, 80, 0.5)
         rule = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2, "hysteresis": hysteresis}
-        scaler = LossScaler(init_scale=8.0, min_loss_scale=0.25, max_loss_scale=64.0, max_consecutive_skips=None, **rule)
+        scaler = LossScaler(
+            init_scale=8.0, min_loss_scale=0.25, max_loss_scale=64.0, max_consecutive_skips=None, **rule
+        )
         reference = LossScale(scale=8.0, low=0.25, high=64.0, **rule)
         params = parameters()
         expected = []
@@ -225,7 +189,10 @@ class TestSkippedSteps:
     def test_through_sparse_gradients(self):
         embedding = nn.Embedding(6, 3, sparse=True)
         reference = copy.deepcopy(embedding)
-        optimizer, plain = torch.optim.SparseAdam(embedding.parameters()), torch.optim.SparseAdam(reference.parameters())
+        optimizer, plain = (
+            torch.optim.SparseAdam(embedding.parameters()),
+            torch.optim.SparseAdam(reference.parameters()),
+        )
         scaler = LossScaler(init_scale=4.0)
         for rows, factor in (([1, 1, 4], 1.0), ([0, 1], torch.inf), ([2, 4], 2.0)):
             optimizer.zero_grad()
@@ -247,104 +214,3 @@ class TestSkippedSteps:
         scaler.step(torch.optim.SparseAdam([param]))
         scaler.update()
         assert scaler.skipped_steps == 1
-
-
-class TestUnscale:
-    @pytest.mark.parametrize("name", OPTIMIZERS)
-    def test_then_clip_by_hand_then_step(self, name):
-        params, plain = parameters(), parameters()
-        scaled, reference = OPTIMIZERS[name](params), OPTIMIZERS[name](plain)
-        scaler = LossScaler(init_scale=2.0**10)
-        for _ in range(4):
-            scaled.zero_grad()
-            scaler.scale(loss_of(params)).backward()
-            scaler.unscale_(scaled)
-            norm = nn.utils.clip_grad_norm_(params, 0.5)
-            scaler.step(scaled)
-            scaler.update()
-            reference.zero_grad()
-            loss_of(plain).backward()
-            assert same_bits(nn.utils.clip_grad_norm_(plain, 0.5), norm)
-            reference.step()
-        assert all(map(same_bits, params, plain))
-
-    def test_twice_divides_once(self):
-        params = parameters()
-        optimizer = FusedSGD(params)
-        scaler = LossScaler(init_scale=4.0)
-        scaler.scale(loss_of(params)).backward()
-        scaler.unscale_(optimizer)
-        scaler.unscale_(optimizer)
-        assert same_bits(params[0].grad, 2 * params[0].detach())
-
-    @pytest.mark.parametrize("overflow", [False, True])
-    def test_then_no_step_counts_once_and_is_over(self, overflow):
-        params = parameters()
-        optimizer = FusedSGD(params, lr=0.1)
-        scaler = LossScaler(init_scale=4.0, growth_interval=1)
-        scaler.scale(loss_of(params, overflow)).backward()
-        scaler.unscale_(optimizer)
-        scaler.update()
-        assert scaler.get_scale() == (2.0 if overflow else 8.0)
-        optimizer.zero_grad()
-        scaler.scale(loss_of(params)).backward()
-        scaler.step(optimizer)
-        assert same_bits(params[0], parameters()[0] - 0.1 * 2 * parameters()[0])
-
-    def test_a_closure_is_refused(self):
-        params = parameters()
-        scaler = LossScaler(init_scale=4.0)
-        for optimizer in (FusedSGD(params), torch.optim.SGD(params, lr=0.1)):
-            with pytest.raises(RuntimeError, match="call the closure first"):
-                scaler.step(optimizer, lambda: None)
-            with pytest.raises(RuntimeError, match="call the closure first"):
-                scaler.step(optimizer, closure=lambda: None)
-        assert LossScaler(1.0).step(FusedSGD(params), lambda: "loss") == "loss"
-
-
-class TestLosses:
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_losses_are_scaled_in_fp32(self, dtype):
-        loss = torch.tensor(2.0, dtype=dtype, requires_grad=True)
-        scaled = LossScaler(init_scale=2.0**16).scale(loss)
-        assert scaled.dtype is torch.float32 and scaled.item() == 2.0**17
-
-    def test_fp64_stays(self):
-        assert LossScaler(init_scale=8.0).scale(torch.tensor(1.0, dtype=torch.float64)).dtype is torch.float64
-
-    def test_containers_keep_their_kind(self):
-        loss = torch.tensor(1.0)
-        scaled = LossScaler(init_scale=8.0).scale({"a": [loss, (loss,)], "n": torch.tensor(3), "text": "t"})
-        assert scaled == {"a": [8.0, (8.0,)], "n": 3, "text": "t"}
-        assert isinstance(scaled["a"][1], tuple)
-
-    def test_a_scale_that_moves_before_backward_is_noticed_or_harmless(self):
-        params = parameters()
-        scaler = LossScaler(init_scale=8.0)
-        scaled = scaler.scale(loss_of(params))
-        optimizer = FusedSGD(params)
-        params[0].grad = torch.full_like(params[0], torch.inf)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        try:
-            scaled.backward()
-        except RuntimeError:
-            return
-        assert same_bits(params[0].grad, 2 * params[0].detach() * scaler.get_scale()) or same_bits(
-            params[0].grad, 2 * params[0].detach() * 8.0
-        )
-
-
-def test_pickle_and_deepcopy_keep_the_state():
-    scaler = LossScaler(init_scale=8.0, hysteresis=2, growth_interval=3, max_consecutive_skips=7)
-    params = parameters()
-    train(scaler, FusedSGD(params), params, [False, True, True, False])
-    file = io.BytesIO()
-    torch.save(scaler, file)
-    file.seek(0)
-    for twin in (pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler), torch.load(file, weights_only=False)):
-        assert twin.state_dict() == scaler.state_dict()
-        assert twin.max_consecutive_skips == 7
-        train(twin, FusedSGD(params), params, [True])
-        assert twin.state_dict() != scaler.state_dict()

@@ -139,7 +139,10 @@ class TestArguments:
             *[("max_loss_scale", bad) for bad in (0.0, float("inf"), float("nan"), 2.0**-11, "big", 1e39)],
             *[("init_scale", bad) for bad in (0.0, -1.0, float("inf"), float("nan"), None, "x", 1e39, 1e-50)],
             *[("max_consecutive_skips", bad) for bad in (0, -1, 2.5, "x")],
-            *[("loss_scale", bad) for bad in (0, 0.0, -1.0, float("inf"), float("nan"), None, "static", True, 1e-50, 1e39)],
+            *[
+                ("loss_scale", bad)
+                for bad in (0, 0.0, -1.0, float("inf"), float("nan"), None, "static", True, 1e-50, 1e39)
+            ],
         ],
     )
     def test_a_bad_value_is_named(self, name, bad):

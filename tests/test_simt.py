@@ -155,7 +155,9 @@ def test_reconcile(simt: Kernels, dtype: torch.dtype) -> None:
     both(simt, reconcile, [masters, params])
 
 
-def step_lists(name: str, params: list[Tensor], grad: torch.dtype, state: torch.dtype, masters: bool) -> list[list[Tensor]]:
+def step_lists(
+    name: str, params: list[Tensor], grad: torch.dtype, state: torch.dtype, masters: bool
+) -> list[list[Tensor]]:
     """Parameters, gradients, masters, states and steps, each with its own offset into its storage."""
     n_state = {"adam": 2, "adam_amsgrad": 3, "sgd": 0, "sgd_momentum": 1}[name]
     wide = [exact(p.float(), 1) for p in params] if masters else []
@@ -239,7 +241,7 @@ POISONED = ["uninitialised_shared", "missing_barrier"]
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_named_with_its_place(simt: Kernels, name: str) -> None:
-    with pytest.raises(RuntimeError, match="^simt: ") as caught:
+    with pytest.raises(RuntimeError, match=r"^simt: ") as caught:
         simt.namespace.fault(name)
     message = str(caught.value).splitlines()[0]
     assert re.search(FAULTS[name], message), message

@@ -37,7 +37,9 @@ class Bench:
         self.engine.convert(self.model, "cpu")
         self.params = list(self.model.parameters())
         self.optimizer = ours([{"params": self.params[:2]}, {"params": self.params[2:]}], **kwargs)
-        self.witness = witness([{"params": self.plain[:2]}, {"params": self.plain[2:]}], foreach=False, fused=False, **kwargs)
+        self.witness = witness(
+            [{"params": self.plain[:2]}, {"params": self.plain[2:]}], foreach=False, fused=False, **kwargs
+        )
         self.engine.adopt([self.optimizer])
         self.random = torch.Generator().manual_seed(3)
 

@@ -99,8 +99,8 @@ void store_relaxed(T* p, T value) {
 
 #elif defined(__CUDACC__)
 
-#define APEX_SHARED(name, ...) __shared__ ::lightning_apex::Exactly<__VA_ARGS__> name
-#define APEX_DYNAMIC_SHARED(T, name)                                     \
+#define APEX_SHARED(name, ...) __shared__::lightning_apex::Exactly<__VA_ARGS__> name
+#define APEX_DYNAMIC_SHARED(T, name)                                    \
   extern __shared__ __align__(16) unsigned char apex_dynamic_shared_[]; \
   T* name = reinterpret_cast<T*>(apex_dynamic_shared_)
 

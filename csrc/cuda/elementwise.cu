@@ -72,8 +72,8 @@ __global__ void advance_steps_kernel(const StepList list, const float* found_inf
 
 }  // namespace
 
-void launch_copy_scaled(const std::vector<CopyRow>& rows, const float* multiplier, uint8_t* nonfinite,
-                        float* found_inf, Stream stream) {
+void launch_copy_scaled(const std::vector<CopyRow>& rows, const float* multiplier, uint8_t* nonfinite, float* found_inf,
+                        Stream stream) {
   const auto start = [&](auto dst, auto src) {
     using Dst = typename decltype(dst)::type;
     using Src = typename decltype(src)::type;

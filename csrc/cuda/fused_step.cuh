@@ -71,7 +71,8 @@ struct StepChunk {
 
 // What one thread of a block works out for all.
 template <class Formula, class Compute>
-__device__ __forceinline__ typename Formula::template Consts<Compute> prepare_consts(const StepArguments& arguments, const float* step) {
+__device__ __forceinline__ typename Formula::template Consts<Compute> prepare_consts(const StepArguments& arguments,
+                                                                                     const float* step) {
   double hypers[Formula::n_hyper];
 #pragma unroll
   for (int i = 0; i < Formula::n_hyper; ++i) hypers[i] = arguments.hypers[i];
@@ -100,14 +101,12 @@ __global__ void __launch_bounds__(kStepThreads)
   work.grad = static_cast<const G*>(address(1)) + chunk.begin;
   if constexpr (has_master) work.master = static_cast<float*>(address(3)) + chunk.begin;
 #pragma unroll
-  for (int k = 0; k < Formula::n_state; ++k)
-    work.state[k] = static_cast<S*>(address(3 + has_master + k)) + chunk.begin;
+  for (int k = 0; k < Formula::n_state; ++k) work.state[k] = static_cast<S*>(address(3 + has_master + k)) + chunk.begin;
 
   constexpr int smallest = sizeof(P) < sizeof(G) ? sizeof(P) : sizeof(G);
   constexpr int kWidth = 16 / (smallest < int(sizeof(S)) ? smallest : int(sizeof(S)));
-  for_elements<kWidth>(chunk.size, work.template aligned<kWidth>(), [&](auto width, int i) {
-    work.template update<decltype(width)::value>(i, multiplier, consts);
-  });
+  for_elements<kWidth>(chunk.size, work.template aligned<kWidth>(),
+                       [&](auto width, int i) { work.template update<decltype(width)::value>(i, multiplier, consts); });
 }
 
 // Starts the update of those rows whose types are these. Returns how many they were.

@@ -1,5 +1,5 @@
-// What the host files (with ATen) ask of the kernel files (without): raw pointers, sizes and dtypes. Every launcher puts
-// its work on `stream`, of the current device, and reads nothing back.
+// What the host files (with ATen) ask of the kernel files (without): raw pointers, sizes and dtypes. Every launcher
+// puts its work on `stream`, of the current device, and reads nothing back.
 #pragma once
 
 #include <vector>
@@ -37,13 +37,13 @@ void launch_update_scale(float* scale, int32_t* trackers, const float* found_inf
                          Stream stream);
 
 // dst = src * multiplier; in place where both are the same address. nonfinite: zero before the call.
-void launch_copy_scaled(const std::vector<CopyRow>& rows, const float* multiplier, uint8_t* nonfinite,
-                        float* found_inf, Stream stream);
+void launch_copy_scaled(const std::vector<CopyRow>& rows, const float* multiplier, uint8_t* nonfinite, float* found_inf,
+                        Stream stream);
 // dst: fp32 masters; src: their parameters.
 void launch_reconcile(const std::vector<CopyRow>& rows, Stream stream);
 
-// One update, by row `optimizer` of optimizers.h, of those parameters that are of type P; the list may be mixed. Returns
-// how many it knew a kernel for: the caller sees to it that none is left over.
+// One update, by row `optimizer` of optimizers.h, of those parameters that are of type P; the list may be mixed.
+// Returns how many it knew a kernel for: the caller sees to it that none is left over.
 template <class P>
 size_t launch_fused_step(int optimizer, const std::vector<StepRow>& rows, const StepArguments& arguments,
                          Stream stream);

@@ -85,7 +85,8 @@ __device__ __forceinline__ Chunk find_chunk(const TensorTable<kPointers>& table,
 template <int N, class Body>
 __device__ __forceinline__ void for_elements(int size, bool vectors, Body&& body) {
   const int in_vectors = vectors ? size / N * N : 0;
-  for (int i = int(threadIdx.x) * N; i < in_vectors; i += int(blockDim.x) * N) body(std::integral_constant<int, N>{}, i);
+  for (int i = int(threadIdx.x) * N; i < in_vectors; i += int(blockDim.x) * N)
+    body(std::integral_constant<int, N>{}, i);
   for (int i = in_vectors + int(threadIdx.x); i < size; i += int(blockDim.x)) body(std::integral_constant<int, 1>{}, i);
 }
 

@@ -1,5 +1,5 @@
-// The operators on CUDA tensors. Nothing here waits for the device or reads its memory: what is decided by a value on the
-// device (a multiplier, found_inf, a step count) is decided by the kernels.
+// The operators on CUDA tensors. Nothing here waits for the device or reads its memory: what is decided by a value on
+// the device (a multiplier, found_inf, a step count) is decided by the kernels.
 #include "host.h"  // before any formula: it says what __device__ is
 
 #include <ATen/ops/empty.h>
@@ -33,8 +33,8 @@ std::tuple<Tensor, Tensor> measure_gradients(TensorList grads) {
   Tensor sum_of_squares = at::empty({}, on(device, at::kDouble));
   Tensor nonfinite = at::zeros({int64_t(grads.size())}, on(device, at::kByte));
   const Tensor partials = at::empty({n_partials}, on(device, at::kDouble));
-  launch_measure(rows, partials.mutable_data_ptr<double>(), n_partials,
-                 sum_of_squares.mutable_data_ptr<double>(), nonfinite.mutable_data_ptr<uint8_t>(), current_stream());
+  launch_measure(rows, partials.mutable_data_ptr<double>(), n_partials, sum_of_squares.mutable_data_ptr<double>(),
+                 nonfinite.mutable_data_ptr<uint8_t>(), current_stream());
   return {sum_of_squares, nonfinite};
 }
 
@@ -58,8 +58,8 @@ std::tuple<Tensor, Tensor> step_factors(const Tensor& sum_of_squares, const Tens
 Tensor scale_rows(const std::vector<CopyRow>& rows, const OptionalTensor& multiplier, const OptionalTensor& found_inf,
                   at::Device device) {
   Tensor nonfinite = at::zeros({int64_t(rows.size())}, on(device, at::kByte));
-  launch_copy_scaled(rows, read_pointer(multiplier), nonfinite.mutable_data_ptr<uint8_t>(),
-                     write_pointer(found_inf), current_stream());
+  launch_copy_scaled(rows, read_pointer(multiplier), nonfinite.mutable_data_ptr<uint8_t>(), write_pointer(found_inf),
+                     current_stream());
   if (found_inf.has_value()) bump_versions(*found_inf);
   return nonfinite;
 }

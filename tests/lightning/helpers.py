@@ -159,7 +159,9 @@ def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: f
     """Asserts that two dicts of tensors agree within a tolerance."""
     assert set(actual) == set(expected)
     for name, tensor in expected.items():
-        torch.testing.assert_close(actual[name].float(), tensor.float(), atol=atol, rtol=rtol, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            actual[name].float(), tensor.float(), atol=atol, rtol=rtol, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def all_fp32(model: nn.Module) -> bool:

@@ -4,11 +4,29 @@ import logging
 
 import pytest
 import torch
-from helpers import LEVELS, SCALED, Net, all_fp32, assert_close, assert_same, batches, every_step, fit, halving, plugin
-from helpers import trainer, weights
+from helpers import (
+    LEVELS,
+    SCALED,
+    Net,
+    all_fp32,
+    assert_close,
+    assert_same,
+    batches,
+    every_step,
+    fit,
+    halving,
+    plugin,
+    trainer,
+    weights,
+)
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import BackboneFinetuning, GradientAccumulationScheduler, LearningRateMonitor
-from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    GradientAccumulationScheduler,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+)
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.tuner import Tuner
@@ -232,7 +250,9 @@ def test_lr_find_restores_weights_and_scale(level):
 
 
 COMPILED = [
-    pytest.param(level, what, marks=[] if (level, what) in (("O0", "submodule"), ("O2", "module")) else pytest.mark.slow)
+    pytest.param(
+        level, what, marks=[] if (level, what) in (("O0", "submodule"), ("O2", "module")) else pytest.mark.slow
+    )
     for level in LEVELS
     for what in ("module", "submodule", "method")
 ]

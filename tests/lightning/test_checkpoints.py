@@ -5,8 +5,21 @@ import itertools
 
 import pytest
 import torch
-from helpers import LEVELS, MASTERED, SCALED, Net, all_fp32, assert_close, assert_same, batches, every_step, fit, plugin
-from helpers import trainer, weights
+from helpers import (
+    LEVELS,
+    MASTERED,
+    SCALED,
+    Net,
+    all_fp32,
+    assert_close,
+    assert_same,
+    batches,
+    every_step,
+    fit,
+    plugin,
+    trainer,
+    weights,
+)
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -21,7 +34,7 @@ class Masters(Callback):
     """Copies the masters themselves, read from the engine, at the end of training."""
 
     def on_train_end(self, trainer, pl_module):
-        masters = trainer.precision_plugin._engine.masters
+        masters = trainer.precision_plugin.masters
         self.values = {
             name: (p if masters is None or p not in masters else masters.get(p)).detach().clone()
             for name, p in pl_module.named_parameters()
@@ -90,7 +103,7 @@ def test_checkpoint_during_training_holds_the_masters(level, weights_only, tmp_p
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 2:
                 trainer.save_checkpoint(tmp_path / "x.ckpt", weights_only=weights_only)
-                masters = trainer.precision_plugin._engine.masters
+                masters = trainer.precision_plugin.masters
                 half = {n: p for n, p in pl_module.named_parameters() if p.dtype is not torch.float32}
                 self.expected = {n: masters.get(p).clone() for n, p in half.items()} if masters else {}
                 self.half = {n: p.detach().clone() for n, p in half.items()}

@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CLASSES, FEATURES, LEVELS, Net, all_fp32, assert_close, assert_same, batches, fit, plugin, trainer
-from helpers import weights
+from helpers import (
+    CLASSES,
+    FEATURES,
+    LEVELS,
+    Net,
+    all_fp32,
+    assert_close,
+    assert_same,
+    batches,
+    fit,
+    plugin,
+    trainer,
+    weights,
+)
 from torch import nn
 
 CASTING = ("O2", "O3", "O5")
@@ -175,9 +187,7 @@ def test_frozen_parameters_stay_exact(level, optimizer):
     model.net[0].requires_grad_(False)
     before = weights(model)
     fit(model, level, batches(3))
-    assert_close(
-        {"w": model.net[0].weight}, {"w": before["net.0.weight"]}, atol=5e-3 if level == "O3" else 0.0
-    )
+    assert_close({"w": model.net[0].weight}, {"w": before["net.0.weight"]}, atol=5e-3 if level == "O3" else 0.0)
     assert not model.net[0].weight.requires_grad
     assert not torch.equal(model.net[3].weight, before["net.3.weight"])
 

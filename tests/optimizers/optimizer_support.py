@@ -35,9 +35,13 @@ def theirs(pair: str, params: Params, **changes: Any) -> torch.optim.Optimizer:
     return kind(params, **(common | UNFUSED | changes))
 
 
-def make_params(dtype: torch.dtype = F32, shapes: Iterable[Sequence[int]] = SHAPES, seed: int = 1) -> list[nn.Parameter]:
+def make_params(
+    dtype: torch.dtype = F32, shapes: Iterable[Sequence[int]] = SHAPES, seed: int = 1
+) -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
-    return [nn.Parameter(torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)) for shape in shapes]
+    return [
+        nn.Parameter(torch.randn(tuple(shape), generator=generator, dtype=torch.float64).to(dtype)) for shape in shapes
+    ]
 
 
 def copy_of(params: Iterable[Tensor], dtype: torch.dtype | None = None) -> list[nn.Parameter]:

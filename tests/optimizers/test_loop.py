@@ -90,7 +90,10 @@ def test_momentum_follows_a_cycle():
 
 def test_momentum_that_is_switched_on_later():
     params = make_params()
-    a, b = (kind(ps, lr=0.1, dampening=0.5, momentum=0.0) for kind, ps in ((FusedSGD, params), (torch.optim.SGD, copy_of(params))))
+    a, b = (
+        kind(ps, lr=0.1, dampening=0.5, momentum=0.0)
+        for kind, ps in ((FusedSGD, params), (torch.optim.SGD, copy_of(params)))
+    )
     run(a, b, range(2))
     for optimizer in (a, b):
         optimizer.param_groups[0]["momentum"] = 0.9

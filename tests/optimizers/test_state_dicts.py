@@ -96,7 +96,9 @@ class TestThereAndBack:
             b.step()
             assert_same_state(a, b)
 
-    @pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), lambda o: through_a_file(o, False)])
+    @pytest.mark.parametrize(
+        "twin_of", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), lambda o: through_a_file(o, False)]
+    )
     def test_copies_and_pickles_go_on_by_themselves(self, pair, steps, twin_of):
         a = ours(pair, make_params())
         for step in range(steps):
@@ -165,7 +167,8 @@ def test_apexs_one_step_count_a_group(count):
         del values["step"]
     group = state["param_groups"][0]
     state["param_groups"] = [
-        {key: group[key] for key in ("lr", "bias_correction", "betas", "eps", "weight_decay", "params")} | {"step": count}
+        {key: group[key] for key in ("lr", "bias_correction", "betas", "eps", "weight_decay", "params")}
+        | {"step": count}
     ]
     b = FusedAdam(copy_of(params_of(a)))
     b.load_state_dict(state)
@@ -206,7 +209,9 @@ class TestHooks:
 
         b.register_load_state_dict_pre_hook(sevens)
         seen = []
-        b.register_load_state_dict_post_hook(lambda optimizer: seen.append(optimizer.state[params_of(b)[3]]["exp_avg"].clone()))
+        b.register_load_state_dict_post_hook(
+            lambda optimizer: seen.append(optimizer.state[params_of(b)[3]]["exp_avg"].clone())
+        )
         b.load_state_dict(a.state_dict())
         assert b.state[params_of(b)[3]]["exp_avg"].eq(7).all() and seen[0].eq(7).all()
 

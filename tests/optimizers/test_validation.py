@@ -11,7 +11,11 @@ from lightning_apex import FusedAdam, FusedSGD
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = {
-    FusedAdam: {"lr": (-1e-3, NAN, INF, "x", None), "eps": (-1e-8, NAN, INF, "x", None), "weight_decay": (-0.1, NAN, INF, "x", None)},
+    FusedAdam: {
+        "lr": (-1e-3, NAN, INF, "x", None),
+        "eps": (-1e-8, NAN, INF, "x", None),
+        "weight_decay": (-0.1, NAN, INF, "x", None),
+    },
     FusedSGD: {
         "lr": (-1e-3, NAN, INF, "x", None, True),
         "momentum": (-0.1, NAN, INF, "x", None),
@@ -21,7 +25,9 @@ NUMBERS = {
 }
 BAD = [(kind, name, value) for kind, table in NUMBERS.items() for name, values in table.items() for value in values]
 BAD += [(FusedAdam, "betas", value) for value in (0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab")]
-BAD += [(kind, "state_dtype", value) for kind in NUMBERS for value in (torch.float16, torch.float64, "bfloat16", torch.int8)]
+BAD += [
+    (kind, "state_dtype", value) for kind in NUMBERS for value in (torch.float16, torch.float64, "bfloat16", torch.int8)
+]
 
 
 @pytest.mark.parametrize(("kind", "name", "value"), BAD)
@@ -43,7 +49,12 @@ class TestBadValues:
 
 @pytest.mark.parametrize(
     ("betas", "shown"),
-    [((1.0, 0.9), "betas[0]=1.0"), ((0.9, 1.0), "betas[1]=1.0"), ((-0.1, 0.9), "betas[0]=-0.1"), ((0.9, NAN), "betas[1]=nan")],
+    [
+        ((1.0, 0.9), "betas[0]=1.0"),
+        ((0.9, 1.0), "betas[1]=1.0"),
+        ((-0.1, 0.9), "betas[0]=-0.1"),
+        ((0.9, NAN), "betas[1]=nan"),
+    ],
 )
 def test_a_bad_beta_is_named_by_its_place(betas, shown):
     with pytest.raises(ValueError, match=re.escape(shown)):
@@ -58,7 +69,9 @@ def test_nesterov_needs_momentum_and_no_dampening(momentum, dampening):
 
 @pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
 class TestLearningRates:
-    @pytest.mark.parametrize("value", [0, 0.0, 1, 1e-3, torch.tensor(0.1), torch.tensor([0.1]), torch.tensor(0.1, dtype=torch.float64)])
+    @pytest.mark.parametrize(
+        "value", [0, 0.0, 1, 1e-3, torch.tensor(0.1), torch.tensor([0.1]), torch.tensor(0.1, dtype=torch.float64)]
+    )
     def test_good_ones(self, kind, value):
         kind(make_params(), lr=value)
 
@@ -68,7 +81,7 @@ class TestLearningRates:
             kind(make_params(), lr=number, weight_decay=number)
 
     def test_a_tensor_of_several_elements(self, kind):
-        with pytest.raises(ValueError, match="lr=.*2 elements"):
+        with pytest.raises(ValueError, match=r"lr=.*2 elements"):
             kind(make_params(), lr=torch.tensor([0.1, 0.2]))
 
     @pytest.mark.parametrize("value", [NAN, INF, -1.0])

@@ -1,4 +1,4 @@
-"""Compiles the CUDA operators for the SIMT machine of this folder and loads them as ``torch.ops.lightning_apex_simt``."""
+"""Compiles the CUDA operators for the SIMT machine and loads them as ``torch.ops.lightning_apex_simt``."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ Fiber* running = nullptr;
 #if defined(__x86_64__)
 void* resumer = nullptr;  // the stack pointer of whoever called resume()
 
-// Saves what a called function must preserve, and goes on where `to` was saved. The compiler is to assume nothing of it.
+// Saves what a called function must preserve, and goes on where `to` was saved. The compiler is to assume nothing of
+// it.
 __attribute__((naked, noipa)) void switch_stacks(void** /*from: rdi*/, void* /*to: rsi*/) {
   asm("push %rbx\n push %rbp\n push %r12\n push %r13\n push %r14\n push %r15\n"
       "mov %rsp, (%rdi)\n"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "launch_limits.h"
 #include "shared_memory.h"
 
 uint3 threadIdx, blockIdx;
@@ -17,9 +18,7 @@ dim3 blockDim, gridDim;
 namespace simt {
 namespace {
 
-// What every GPU that we build for can run.
-constexpr unsigned kWarp = 32, kMaxThreads = 1024, kMaxThreadsZ = 64, kMaxBlocksYZ = 65535, kMaxBlocksX = 2147483647;
-constexpr size_t kMaxDynamicShared = 64 << 10, kMaxParameters = 4096;
+constexpr unsigned kWarp = 32;
 
 enum class State { fresh, ready, at_barrier, at_warp, finished };
 
@@ -64,9 +63,6 @@ struct Machine {
 };
 Machine machine;
 
-std::string text(uint3 v) {
-  return "(" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + ")";
-}
 std::string name(const Thread& t) { return "thread " + text(t.index) + " of block " + text(blockIdx); }
 bool same(Where a, Where b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
 
@@ -186,21 +182,6 @@ void run_block(dim3 threads, size_t dynamic_bytes, Where where) {
   machine.counters.blocks += 1;
 }
 
-void check_launch(const Launch& launch, Where where) {
-  const dim3 b = launch.blocks, t = launch.threads;
-  const auto refuse = [&](const std::string& what) {
-    throw std::runtime_error("simt: invalid launch at " + text(where) + ": " + what);
-  };
-  if (b.x == 0 || b.y == 0 || b.z == 0 || b.x > kMaxBlocksX || b.y > kMaxBlocksYZ || b.z > kMaxBlocksYZ)
-    refuse("a grid of " + text(uint3{b.x, b.y, b.z}) + " blocks");
-  const uint64_t threads = uint64_t(t.x) * t.y * t.z;
-  if (threads == 0 || threads > kMaxThreads || t.z > kMaxThreadsZ)
-    refuse("a block of " + text(uint3{t.x, t.y, t.z}) + " threads");
-  if (launch.shared_bytes > kMaxDynamicShared) refuse(std::to_string(launch.shared_bytes) + " bytes of shared memory");
-  if (launch.parameter_bytes > kMaxParameters)
-    refuse(std::to_string(launch.parameter_bytes) + " bytes of kernel parameters");
-}
-
 // The i-th block to run, of `count`.
 struct BlockOrder {
   uint64_t count, start = 0, stride = 1;
@@ -222,17 +203,13 @@ void check_meeting(const Thread& self, const Warp& warp, WarpOp op, unsigned mas
   const std::string at = "warp collective at " + text(where) + ": ";
   if (!whole) fail(at + "the block is no whole number of warps");
   if (mask != ~0u) fail(at + name(self) + " names a partial mask; ours are full, in converged code");
-  if (!together) fail("divergent " + at + name(self) + " is here, " + name(*warp.first) + " at " + text(warp.first->where));
+  if (!together)
+    fail("divergent " + at + name(self) + " is here, " + name(*warp.first) + " at " + text(warp.first->where));
   fail(at + name(machine.threads[self.warp * kWarp + unsigned(__builtin_ctz(warp.finished))]) +
        " has returned and cannot take part");
 }
 
 }  // namespace
-
-std::string text(Where where) {
-  const std::string file = where.file;
-  return file.substr(file.rfind('/') + 1) + ":" + std::to_string(where.line);
-}
 
 void set_order(Order order, uint64_t seed) {
   machine.order = order;

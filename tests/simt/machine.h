@@ -25,8 +25,8 @@ struct Where {
   }
 };
 
-// forward: threads and blocks by ascending index. reverse: descending, and a warp that can goes on alone, as far ahead of
-// the others as barriers let it. random: any thread that can run, and shuffled blocks, from a seed.
+// forward: threads and blocks by ascending index. reverse: descending, and a warp that can goes on alone, as far ahead
+// of the others as barriers let it. random: any thread that can run, and shuffled blocks, from a seed.
 enum class Order { forward, reverse, random };
 
 struct Counters {

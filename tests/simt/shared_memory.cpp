@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "launch_limits.h"
+
 namespace simt {
 namespace {
 

@@ -9,8 +9,6 @@
 
 namespace simt {
 
-std::string text(Where where);  // "file.cu:12"
-
 class SharedMemory {
  public:
   // nullptr is the key of the dynamic array.

@@ -18,12 +18,12 @@
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
-#define SIMT_SHARED(name, ...)                                                                                   \
-  auto& name = *static_cast<::lightning_apex::Exactly<__VA_ARGS__>*>(::simt::shared_array(                        \
-      [] {                                                                                                        \
-        static char key;                                                                                          \
-        return &key;                                                                                              \
-      }(),                                                                                                        \
+#define SIMT_SHARED(name, ...)                                                             \
+  auto& name = *static_cast<::lightning_apex::Exactly<__VA_ARGS__>*>(::simt::shared_array( \
+      [] {                                                                                 \
+        static char key;                                                                   \
+        return &key;                                                                       \
+      }(),                                                                                 \
       sizeof(::lightning_apex::Exactly<__VA_ARGS__>), ::simt::Where::current()))
 #define SIMT_DYNAMIC_SHARED(T, name) T* name = static_cast<T*>(::simt::dynamic_shared(::simt::Where::current()))
 
