@@ -34,6 +34,8 @@ demo: preflight $(BUILT)  ## Train a small classifier at several opt levels (abo
 	@$(PY) examples/digits.py $(DEMO_ARGS)
 
 test: preflight $(BUILT)  ## Run the tests; PYTEST_ARGS="-m slow", "-k adam", ...
+	$(call say,"the CUDA kernels$(,) compiled for the host (tests/simt; a minute the first time)")
+	@$(PY) tests/simt/build.py
 	$(call say,"pytest$(if $(PYTEST_ARGS), $(subst ",\",$(PYTEST_ARGS))) (some minutes)")
 	@$(PY) -m pytest $(PYTEST_ARGS)
 

@@ -42,6 +42,7 @@ class PrecisionEngine:
         self._device_type = "cpu"
         self._names: dict[Tensor, str] = {}
         self._handles: list[RemovableHandle] = []
+        self._half_states: list[Optimizer] = []  # optimizers that keep state in their half parameters' dtype
         self._backwards = 0
         self._consumed: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
@@ -79,6 +80,9 @@ class PrecisionEngine:
         if self._cast is not None:
             self._cast.restore()
             self._cast = None
+        for optimizer in self._half_states:
+            _match_state(optimizer)
+        self._half_states.clear()
         self._names.clear()
 
     @property
@@ -130,6 +134,8 @@ class PrecisionEngine:
                 self._handles.append(optimizer.register_load_state_dict_post_hook(keeper.after))
             else:
                 _warn_of_vanishing_eps(optimizer)
+                _match_state(optimizer)
+                self._half_states.append(optimizer)
 
     @property
     def steps_itself(self) -> bool:
@@ -211,6 +217,16 @@ class PrecisionEngine:
     def name_of(self, param: Tensor) -> str:
         """The name of a parameter in the module."""
         return self._names.get(param, "(a parameter outside the module)")
+
+
+def _match_state(optimizer: Optimizer) -> None:
+    """Gives an optimizer's state its parameters' dtype, which torch's optimizers demand, after a cast."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            state = optimizer.state.get(param, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and name != "step":
+                    state[name] = value.to(param.dtype)
 
 
 class _FP32StateKeeper:

@@ -24,6 +24,7 @@ class MasterWeights:
 
     def __init__(self) -> None:
         self._of: dict[Tensor, Tensor] = {}
+        self.version = 0  # goes up when a half tensor gets another master
 
     def __len__(self) -> int:
         return len(self._of)
@@ -34,12 +35,14 @@ class MasterWeights:
     def put(self, half: Tensor, master: Tensor) -> None:
         """Makes ``master`` (fp32, same shape) the master of ``half``."""
         self._of[half] = master
+        self.version += 1
 
     def of(self, half: Tensor) -> Tensor:
         """The master of a half tensor, on the tensor's device; made on demand from the half value."""
         master = self._of.get(half)
         if master is None:
-            master = self._of[half] = half.detach().float()
+            master = half.detach().float()
+            self.put(half, master)
         elif master.device != half.device:
             master.data = master.data.to(half.device)
         return master
@@ -72,6 +75,7 @@ class MasterWeights:
     def clear(self) -> None:
         """Forgets all masters: the half values are all there is from now on."""
         self._of.clear()
+        self.version += 1
 
     @contextmanager
     def swapped_into(self, optimizer: Optimizer) -> Iterator[None]:

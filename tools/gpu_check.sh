@@ -4,8 +4,8 @@
 #
 #   tools/gpu_check.sh [--no-build] [--no-tests] [--no-sanitizer] [--no-bench]
 #
-# It prints a short table, and writes check.json and one log a step to $OUT (default: benchmarks/results). It ends with 1
-# if a step failed. PYTHON names another interpreter; STEP_TIMEOUT the seconds that a step may take (default 240).
+# It prints a short table, and writes check.json and one log a step to $OUT (default: benchmarks/results). It ends with
+# 1 if a step failed. PYTHON names another interpreter; STEP_TIMEOUT the seconds that a step may take (default 240).
 #
 # This script has not been run on a GPU yet.
 set -uo pipefail
@@ -66,8 +66,8 @@ build() {
   "$PYTHON" setup.py build_ext --inplace
 }
 
-# The rows of the backend "cuda" in all tests that take a backend. The project's own pytest settings are left aside: they
-# name plugins that may not be here.
+# The rows of the backend "cuda" in all tests that take a backend. The project's own pytest settings are left aside:
+# they name plugins that may not be here.
 rows() {
   local files
   mapfile -t files < <(grep -rlE 'backend: Kernels' tests --include='test_*.py' | sort)
@@ -149,7 +149,8 @@ rows = [line.rstrip("\n").split("\t") for line in open(sys.argv[1])]
 for name, status, seconds in rows:
     print(f"{name:20s} {status:14s} {seconds:>4s} s")
 gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-report = {"gpu": gpu, "torch": torch.__version__, "steps": [dict(zip(("name", "status", "seconds"), row)) for row in rows]}
+steps = [dict(zip(("name", "status", "seconds"), row)) for row in rows]
+report = {"gpu": gpu, "torch": torch.__version__, "steps": steps}
 with open(sys.argv[2], "w") as file:
     json.dump(report, file, indent=1)
 sys.exit(any(status.startswith(("failed", "out of time")) for _, status, _ in rows))

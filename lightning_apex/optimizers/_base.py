@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from lightning_apex import ops
-from lightning_apex.casting import HALF
 from lightning_apex.levels import is_number
+from lightning_apex.optimizers._plan import GroupPlan
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -42,17 +43,6 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _NO_INPUTS = StepInputs()
 
 
-@dataclass
-class _Bucket:
-    """The tensors of one call of the kernel."""
-
-    params: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    masters: list[Tensor] = field(default_factory=list)
-    steps: list[Tensor] = field(default_factory=list)
-    states: list[list[Tensor]] = field(default_factory=list)
-
-
 class FusedOptimizer(Optimizer):
     """Base of the fused optimizers.
 
@@ -60,8 +50,10 @@ class FusedOptimizer(Optimizer):
     the group under the names the kernel's row lists, so a subclass holds no maths.
     """
 
-    # A class attribute, because an unpickled or deep-copied optimizer has only what Optimizer.__getstate__ keeps.
+    # Class attributes, because an unpickled or deep-copied optimizer has only what Optimizer.__getstate__ keeps.
     _inputs: StepInputs = _NO_INPUTS
+    _known_states: list[dict[str, Any]] | None = None  # of all parameters, as the plans below have met them
+    _plans: dict[int, GroupPlan]
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._check(defaults)
@@ -121,74 +113,78 @@ class FusedOptimizer(Optimizer):
         for group in self.param_groups:
             if not isinstance(group["lr"], Tensor):
                 check_number("lr", group["lr"], 0)
+        if not self._state_is_known():
+            self._plans = {}
         with torch.no_grad():
-            for group in self.param_groups:
-                self._update_group(group, inputs)
+            for index, group in enumerate(self.param_groups):
+                self._update_group(index, group, inputs)
         return loss
 
-    def _update_group(self, group: dict[str, Any], inputs: StepInputs) -> None:
+    def _state_is_known(self) -> bool:
+        known, present = self._known_states, self.state.values()
+        if known is not None and len(known) == len(present) and all(map(is_, known, present)):
+            return True
+        self._known_states = list(present)
+        return False
+
+    def _update_group(self, index: int, group: dict[str, Any], inputs: StepInputs) -> None:
         row = _ROWS[self._row(group)]
         lr = group["lr"]
         device_lr = lr if isinstance(lr, Tensor) and lr.device.type != "cpu" else None
         hypers = [0.0 if device_lr is not None else float(lr), *self._hypers(group, row["hypers"][1:])]
-        for (device, has_masters), bucket in self._buckets(group, row["states"], inputs.masters).items():
-            states = [tensor for column in bucket.states for tensor in column]
+        params = group["params"]
+        grads = [param.grad for param in params]
+        plan = self._plans.get(index)
+        if plan is None or plan.names != row["states"] or not plan.fits(params, grads, inputs.masters):
+            plan = self._plans[index] = self._plan(group, row["states"], grads, inputs.masters)
+        for bucket in plan.buckets:
             ops.fused_step_(
                 row["name"],
                 bucket.params,
-                bucket.grads,
-                bucket.masters if has_masters else [],
-                states,
-                bucket.steps,
+                bucket.grads(grads),
+                bucket.masters,
+                bucket.moments(row["states"]),
+                bucket.steps(),
                 hypers,
-                _to(device_lr, device),
-                _to(inputs.multiplier, device),
-                _to(inputs.found_inf, device),
+                _to(device_lr, bucket.device),
+                _to(inputs.multiplier, bucket.device),
+                _to(inputs.found_inf, bucket.device),
             )
 
     def _hypers(self, group: dict[str, Any], names: list[str]) -> list[float]:
         betas = dict(zip(("beta1", "beta2"), group.get("betas", ()), strict=False))
         return [float(betas[name]) if name in betas else float(group[name]) for name in names]
 
-    def _buckets(
-        self, group: dict[str, Any], names: list[str], masters: MasterWeights | None
-    ) -> dict[tuple[torch.device, bool], _Bucket]:
-        buckets: dict[tuple[torch.device, bool], _Bucket] = {}
-        dtype = group["state_dtype"]
-        for param in group["params"]:
-            grad = param.grad
-            if grad is None:
-                continue
-            if grad.is_sparse:
-                raise RuntimeError(
-                    f"{type(self).__name__} does not support sparse gradients: build the embedding with sparse=False, "
-                    "or give its parameters to torch.optim.SparseAdam."
-                )
-            has_master = masters is not None and param.dtype in HALF
-            bucket = buckets.get(key := (param.device, has_master))
-            if bucket is None:
-                if param.is_meta:
-                    raise RuntimeError(
-                        f"{type(self).__name__}.step() found a parameter on the meta device, which has no values: "
-                        "materialise the model (to_empty() and load its weights) first."
-                    )
-                bucket = buckets[key] = _Bucket(states=[[] for _ in names])
-            bucket.params.append(param)
-            bucket.grads.append(grad)
-            if masters is not None and has_master:
-                bucket.masters.append(masters.of(param))
-            state = self.state[param]
-            bucket.steps.append(_step_of(state, param))
-            for name, column in zip(names, bucket.states, strict=True):
-                tensor = state.get(name)
-                column.append(self._new_state(state, name, param, dtype) if tensor is None else tensor)
-        return buckets
+    def _plan(
+        self, group: dict[str, Any], names: list[str], grads: list[Tensor | None], masters: MasterWeights | None
+    ) -> GroupPlan:
+        if any(grad is not None and grad.is_sparse for grad in grads):
+            raise RuntimeError(
+                f"{type(self).__name__} does not support sparse gradients: build the embedding with sparse=False, or "
+                "give its parameters to torch.optim.SparseAdam."
+            )
+        if any(param.is_meta for param in group["params"]):
+            raise RuntimeError(
+                f"{type(self).__name__}.step() found a parameter on the meta device, which has no values: materialise "
+                "the model (to_empty() and load its weights) first."
+            )
 
-    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> Tensor:
-        tensor = state[name] = torch.zeros_like(
+        def state_of(param: Tensor) -> dict[str, Any]:
+            state: dict[str, Any] = self.state[param]
+            _normalise_step(state, param)
+            for name in names:
+                if state.get(name) is None:
+                    self._new_state(state, name, param, group["state_dtype"])
+            return state
+
+        plan = GroupPlan(group["params"], grads, names, masters, state_of)
+        self._known_states = list(self.state.values())
+        return plan
+
+    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> None:
+        state[name] = torch.zeros_like(
             param, dtype=moment_dtype(param, dtype), memory_format=torch.preserve_format, requires_grad=False
         )
-        return tensor
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the state of this optimizer, of torch's unfused one, or of Apex's.
@@ -238,13 +234,13 @@ def moment_dtype(param: Tensor, state_dtype: torch.dtype | None) -> torch.dtype:
     return state_dtype or torch.float32
 
 
-def _step_of(state: dict[str, Any], param: Tensor) -> Tensor:
+def _normalise_step(state: dict[str, Any], param: Tensor) -> None:
+    """Makes the step count an fp32 tensor on the parameter's device; it may have been a number, or left behind."""
     step = state.get("step")
     if not isinstance(step, Tensor):
-        step = state["step"] = torch.tensor(float(step or 0), dtype=torch.float32, device=param.device)
-    elif step.is_cuda is not param.is_cuda or step.dtype is not torch.float32:
-        step = state["step"] = step.to(param.device, torch.float32)
-    return step
+        state["step"] = torch.tensor(float(step or 0), dtype=torch.float32, device=param.device)
+    elif step.device != param.device or step.dtype is not torch.float32:
+        state["step"] = step.to(param.device, torch.float32)
 
 
 def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:

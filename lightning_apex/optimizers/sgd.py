@@ -66,10 +66,10 @@ class FusedSGD(FusedOptimizer):
     def _row(self, group: dict[str, Any]) -> str:
         return "sgd_momentum" if group["momentum"] else "sgd"
 
-    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> Tensor:
+    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> None:
         # A momentum switched on later starts at the gradient, like one that was there from the first step.
         state["step"].zero_()
-        return super()._new_state(state, name, param, dtype)
+        super()._new_state(state, name, param, dtype)
 
     def _check(self, group: dict[str, Any]) -> None:
         check_number("lr", group["lr"], 0)

@@ -1,0 +1,104 @@
+"""Which tensors one call of the kernel updates, remembered from step to step.
+
+Sorting a long list of small tensors anew would cost more than updating them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import is_
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_apex.casting import HALF
+
+if TYPE_CHECKING:
+    from lightning_apex.masters import MasterWeights
+
+StateOf = Callable[[Tensor], dict[str, Any]]
+
+
+class Bucket:
+    """The parameters of a group that one call updates: on one device, all with masters or all without."""
+
+    def __init__(self, device: torch.device, has_masters: bool) -> None:
+        self.device = device
+        self.has_masters = has_masters
+        self.positions: list[int] = []
+        self.params: list[Tensor] = []
+        self.masters: list[Tensor] = []
+        self.states: list[dict[str, Any]] = []
+
+    def is_complete(self, names: list[str]) -> bool:
+        """Whether no parameter's state has lost an entry."""
+        return min(map(len, self.states)) > len(names)  # the step count is one more
+
+    def grads(self, of_group: list[Tensor | None]) -> list[Tensor]:
+        """This bucket's gradients among those of its group."""
+        return [of_group[i] for i in self.positions]  # type: ignore[misc]
+
+    def steps(self) -> list[Tensor]:
+        """The step counts, as they are now."""
+        return [state["step"] for state in self.states]
+
+    def moments(self, names: list[str]) -> list[Tensor]:
+        """All first states, then all second, and so on, as they are now."""
+        return [state[name] for name in names for state in self.states]
+
+
+class GroupPlan:
+    """The buckets of a parameter group, for as long as nothing about its parameters changes.
+
+    Args:
+        params: The parameters of the group.
+        grads: Their gradients, ``None`` where there is none.
+        names: The names of the states that the update needs.
+        masters: The masters of half parameters, if they have any.
+        state_of: Gives a parameter's complete state, made if it is missing.
+    """
+
+    def __init__(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor | None],
+        names: list[str],
+        masters: MasterWeights | None,
+        state_of: StateOf,
+    ) -> None:
+        self.names = names
+        self._params = list(params)
+        self._absent = [grad is None for grad in grads]
+        self._kinds = _kinds(params)
+        self._masters = masters
+        buckets: dict[tuple[torch.device, bool], Bucket] = {}
+        for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+            if grad is None:
+                continue
+            key = (param.device, masters is not None and param.dtype in HALF)
+            bucket = buckets.get(key) or buckets.setdefault(key, Bucket(*key))
+            bucket.positions.append(i)
+            bucket.params.append(param)
+            bucket.states.append(state_of(param))
+            if masters is not None and bucket.has_masters:
+                bucket.masters.append(masters.of(param))
+        self.buckets = list(buckets.values())
+        self._masters_version = 0 if masters is None else masters.version
+
+    def fits(self, params: list[Tensor], grads: list[Tensor | None], masters: MasterWeights | None) -> bool:
+        """Whether the plan still holds, given that no parameter's state was replaced."""
+        return (
+            masters is self._masters
+            and (masters is None or masters.version == self._masters_version)
+            and len(params) == len(self._params)
+            and all(map(is_, params, self._params))
+            and [grad is None for grad in grads] == self._absent
+            and _kinds(params) == self._kinds
+            and all(bucket.is_complete(self.names) for bucket in self.buckets)
+        )
+
+
+def _kinds(params: list[Tensor]) -> list[tuple[torch.dtype, torch.device]]:
+    # A cast or a move to another device changes a parameter in place.
+    return [(param.dtype, param.device) for param in params]
