@@ -4,44 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
-#include <algorithm>
-
 #include "optimizer_table.h"
+#include "tensor_facts.h"
 
 namespace lightning_apex {
 
 namespace {
-
-bool is_float(ScalarType dtype) {
-  return dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ||
-         dtype == ScalarType::Double;
-}
-
-bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
-
-// Whether two elements may share memory. Sorted by stride, every dimension must step over all that the smaller ones
-// reach; that also refuses a few interleaved as_strided views without a shared element, which nobody updates.
-bool may_overlap(const Tensor& t) {
-  if (t.numel() < 2 || t.is_non_overlapping_and_dense()) return false;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // (stride, size)
-  for (int64_t d = 0; d < t.dim(); ++d)
-    if (t.size(d) > 1) dims.emplace_back(t.stride(d), t.size(d));
-  std::sort(dims.begin(), dims.end());
-  int64_t reach = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= reach) return true;
-    reach += stride * (size - 1);
-  }
-  return false;
-}
-
-bool same_order(const Tensor& t, const Tensor& leader) {
-  if (t.is_contiguous() && leader.is_contiguous()) return true;
-  if (!t.is_non_overlapping_and_dense()) return false;
-  for (int64_t d = 0; d < t.dim(); ++d)
-    if (t.size(d) > 1 && t.stride(d) != leader.stride(d)) return false;
-  return true;
-}
 
 [[noreturn]] void refuse_member(const char* op, const char* name, size_t i, const Tensor& t, at::Device device) {
   TORCH_CHECK_TYPE(t.defined(), op, ": ", name, "[", i, "] is undefined; leave it out of the list");
@@ -80,6 +48,7 @@ std::string dtype_name(ScalarType dtype) {
 void check_list(const char* op, const char* name, TensorList list, at::Device device) {
   for (size_t i = 0; i < list.size(); ++i) {
     const Tensor& t = list[i];
+    if (i > 0 && t.key_set() == list[0].key_set() && t.device() == device && is_float(t.scalar_type())) continue;
     if (!t.defined() || t.layout() != at::kStrided || t.device() != device || !is_float(t.scalar_type()))
       refuse_member(op, name, i, t, device);
   }
@@ -185,14 +154,33 @@ void check_step_dtypes(const StepCall& call, size_t n_state) {
   }
 }
 
+// Whether params[i] and what belongs to it need no further look. `plain` knows params[0].
+bool is_plain_row(const StepCall& call, size_t i, size_t n_state, const Plain& plain) {
+  const size_t n = call.params.size();
+  const Tensor& param = call.params[i];
+  const ScalarType dtype = param.scalar_type();
+  const bool has_master = !call.masters.empty();
+  if (!plain(param) || !is_float(dtype) || (has_master && !is_half(dtype))) return false;
+  const at::IntArrayRef sizes = param.sizes();
+  if (!plain(call.grads[i], dtype, sizes)) return false;
+  if (has_master && !plain(call.masters[i], ScalarType::Float, sizes)) return false;
+  const ScalarType state = dtype == ScalarType::Double ? dtype : ScalarType::Float;
+  for (size_t s = 0; s < n_state; ++s)
+    if (!plain(call.states[s * n + i], state, sizes)) return false;
+  const Tensor& step = call.steps[i];
+  return plain(step) && step.scalar_type() == ScalarType::Float && step.numel() == 1;
+}
+
+bool all_plain(const StepCall& call, size_t n_state, at::Device device) {
+  if (call.params.empty()) return true;
+  check_list(kStep, "params", call.params.slice(0, 1), device);
+  const Plain plain(call.params[0]);
+  for (size_t i = 0; i < call.params.size(); ++i)
+    if (!is_plain_row(call, i, n_state, plain)) return false;
+  return true;
+}
+
 void check_step_controls(const StepCall& call, at::Device device) {
-  for (size_t i = 0; i < call.steps.size(); ++i) {
-    const Tensor& t = call.steps[i];
-    if (t.defined() && t.scalar_type() == ScalarType::Float && t.numel() == 1 && t.device() == device &&
-        t.layout() == at::kStrided)
-      continue;
-    check_value(kStep, ("steps[" + std::to_string(i) + "]").c_str(), t, ScalarType::Float, 1, device);
-  }
   check_value(kStep, "multiplier", call.multiplier, ScalarType::Float, 1, device);
   check_value(kStep, "found_inf", call.found_inf, ScalarType::Float, 1, device);
   if (!call.lr.has_value()) return;
@@ -204,9 +192,22 @@ void check_step_controls(const StepCall& call, at::Device device) {
                    "; expected a floating-point tensor");
 }
 
+void check_step_lists(const StepCall& call, size_t n_state, at::Device device) {
+  for (size_t i = 0; i < call.steps.size(); ++i)
+    check_value(kStep, ("steps[" + std::to_string(i) + "]").c_str(), call.steps[i], ScalarType::Float, 1, device);
+  const std::pair<const char*, TensorList> lists[] = {
+      {"params", call.params}, {"masters", call.masters}, {"states", call.states}, {"grads", call.grads}};
+  for (const auto& [name, list] : lists) {
+    check_list(kStep, name, list, device);
+    check_shapes(kStep, name, list, "params", call.params);
+    if (list.data() != call.grads.data()) check_no_overlap(kStep, name, list);
+  }
+  check_step_dtypes(call, n_state);
+}
+
 }  // namespace
 
-int check_step(const std::string& name, const StepCall& call, at::Device device) {
+int check_step(std::string_view name, const StepCall& call, at::Device device) {
   const int index = optimizer_index(name);
   TORCH_CHECK_VALUE(index >= 0, kStep, ": there is no optimizer \"", name, "\"; optimizer_table() lists them");
   const OptimizerInfo& info = optimizer_table()[index];
@@ -218,14 +219,7 @@ int check_step(const std::string& name, const StepCall& call, at::Device device)
   TORCH_CHECK_VALUE(call.hypers.size() == info.hypers.size(), kStep, ": hypers has ", call.hypers.size(), " values, \"",
                     name, "\" takes ", info.hypers.size());
   check_step_controls(call, device);
-  const std::pair<const char*, TensorList> lists[] = {
-      {"params", call.params}, {"masters", call.masters}, {"states", call.states}, {"grads", call.grads}};
-  for (const auto& [list_name, list] : lists) {
-    check_list(kStep, list_name, list, device);
-    check_shapes(kStep, list_name, list, "params", call.params);
-    if (list.data() != call.grads.data()) check_no_overlap(kStep, list_name, list);
-  }
-  check_step_dtypes(call, n_state);
+  if (!all_plain(call, n_state, device)) check_step_lists(call, n_state, device);
   return index;
 }
 

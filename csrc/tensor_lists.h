@@ -8,6 +8,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -68,7 +69,7 @@ struct StepCall {
 };
 
 // Checks the call and returns the optimizer's place in the table.
-int check_step(const std::string& name, const StepCall& call, at::Device device);
+int check_step(std::string_view name, const StepCall& call, at::Device device);
 std::vector<StepRow> step_rows(const StepCall& call, FlatViews& views);
 void bump_versions(const StepCall& call);
 

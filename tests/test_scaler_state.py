@@ -35,6 +35,17 @@ def test_a_weights_only_load_reads_it(wrap):
     assert torch.load(file, weights_only=True) == state
 
 
+def test_numpy_numbers_are_saved_as_plain_ones():
+    np = pytest.importorskip("numpy")
+    scaler = LossScaler(
+        init_scale=np.float64(8),
+        growth_factor=np.float64(2),
+        backoff_factor=np.float32(0.5),
+        max_loss_scale=np.float32(64),
+    )
+    assert {type(value) for value in scaler.state_dict().values()} <= {int, float, bool}
+
+
 def test_a_round_trip_goes_on_with_the_same_scales():
     rule = {"init_scale": 2.0**12, "growth_interval": 3, "hysteresis": 2, "backoff_factor": 0.25}
     first = trained(LossScaler(**rule), [False, True, False, False, True])

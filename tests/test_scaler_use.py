@@ -67,11 +67,12 @@ class TestUnscale:
 
 
 class TestLosses:
+    @pytest.mark.parametrize("shape", [(), (1,), (3,)])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_losses_are_scaled_in_fp32(self, dtype):
-        loss = torch.tensor(2.0, dtype=dtype, requires_grad=True)
+    def test_half_losses_are_scaled_in_fp32(self, dtype, shape):
+        loss = torch.full(shape, 2.0, dtype=dtype, requires_grad=True)
         scaled = LossScaler(init_scale=2.0**16).scale(loss)
-        assert scaled.dtype is torch.float32 and scaled.item() == 2.0**17
+        assert scaled.dtype is torch.float32 and scaled.eq(2.0**17).all()
 
     def test_fp64_stays(self):
         assert LossScaler(init_scale=8.0).scale(torch.tensor(1.0, dtype=torch.float64)).dtype is torch.float64

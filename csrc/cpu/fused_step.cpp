@@ -86,7 +86,7 @@ void fused_step_(std::string_view name, TensorList params, TensorList grads, Ten
                  TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
                  const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
   const StepCall call{params, grads, masters, states, steps, hypers, lr, multiplier, found_inf};
-  const int optimizer = check_step(std::string(name), call, at::Device(at::kCPU));
+  const int optimizer = check_step(name, call, at::Device(at::kCPU));
   if (found_inf.has_value() && *found_inf->const_data_ptr<float>() != 0) return;
 
   std::vector<double> values = hypers.vec();
@@ -97,7 +97,7 @@ void fused_step_(std::string_view name, TensorList params, TensorList grads, Ten
   const std::vector<StepRow> rows = step_rows(call, views);
   Recipes recipes(optimizer, std::move(values));
   std::vector<size_t> recipe_of(rows.size());
-  ChunkPlan plan;
+  ChunkPlan plan(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     recipe_of[i] = recipes.of(rows[i]);
     plan.add(rows[i].numel);

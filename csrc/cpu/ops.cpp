@@ -1,7 +1,8 @@
 // The operators on gradients, masters and the loss scale, on the CPU.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
+
+#include <algorithm>
 
 #include "../formulas/loss_scale.h"
 #include "../tensor_lists.h"
@@ -18,13 +19,19 @@ float value_or(const OptionalTensor& t, float otherwise) {
   return t.has_value() ? *t->const_data_ptr<float>() : otherwise;
 }
 
-Tensor scalar(double value, ScalarType dtype) { return at::empty({}, at::dtype(dtype)).fill_(value); }
+template <class T>
+Tensor scalar(T value) {
+  Tensor t = at::empty({}, at::dtype(c10::CppTypeToScalarType<T>::value));
+  *t.mutable_data_ptr<T>() = value;
+  return t;
+}
 
 // One uint8 for each row: whether any of its chunks is marked. Sets found_inf if any row is.
 Tensor nonfinite_rows(size_t rows, const ChunkPlan& plan, const std::vector<char>& marks,
                       const OptionalTensor& found_inf) {
-  Tensor flags = at::zeros({static_cast<int64_t>(rows)}, at::kByte);
+  Tensor flags = at::empty({static_cast<int64_t>(rows)}, at::kByte);
   auto* flag = flags.mutable_data_ptr<uint8_t>();
+  std::fill_n(flag, rows, uint8_t(0));
   bool any = false;
   for (size_t i = 0; i < marks.size(); ++i) {
     flag[plan.chunks()[i].row] |= marks[i];
@@ -64,10 +71,10 @@ void copy_all(const std::vector<CopyRow>& rows, float multiplier, ChunkPlan& pla
 std::tuple<Tensor, Tensor> measure_gradients(TensorList grads) {
   check_list("measure_gradients", "grads", grads, kCPU);
   FlatViews views;
-  ChunkPlan plan;
+  ChunkPlan plan(grads.size());
   std::vector<char> marks;
   const double sum = measure_rows(single_rows(grads, Access::read, views), plan, marks);
-  return {scalar(sum, at::kDouble), nonfinite_rows(grads.size(), plan, marks, std::nullopt)};
+  return {scalar(sum), nonfinite_rows(grads.size(), plan, marks, std::nullopt)};
 }
 
 std::tuple<Tensor, Tensor> step_factors_op(const Tensor& sum_of_squares, const Tensor& nonfinite,
@@ -85,7 +92,7 @@ std::tuple<Tensor, Tensor> step_factors_op(const Tensor& sum_of_squares, const T
     bump_versions(found_inf);
   }
   const StepFactors f = step_factors(*sum_of_squares.const_data_ptr<double>(), value_or(scale, 1), max_norm);
-  return {scalar(f.norm, at::kFloat), scalar(f.multiplier, at::kFloat)};
+  return {scalar(f.norm), scalar(f.multiplier)};
 }
 
 Tensor unscale_(TensorList grads, const Tensor& multiplier, const OptionalTensor& found_inf) {
@@ -96,7 +103,7 @@ Tensor unscale_(TensorList grads, const Tensor& multiplier, const OptionalTensor
   check_no_overlap(op, "grads", grads);
   const float factor = *multiplier.const_data_ptr<float>();
   FlatViews views;
-  ChunkPlan plan;
+  ChunkPlan plan(grads.size());
   std::vector<char> marks;
   if (factor == 1) {
     measure_rows(single_rows(grads, Access::read, views), plan, marks);
@@ -111,7 +118,7 @@ Tensor unscale_(TensorList grads, const Tensor& multiplier, const OptionalTensor
 Tensor copy_scaled_(TensorList dst, TensorList src, const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
   check_copy(dst, src, multiplier, found_inf, kCPU);
   FlatViews views;
-  ChunkPlan plan;
+  ChunkPlan plan(dst.size());
   std::vector<char> marks;
   copy_all(copy_rows(dst, src, views), value_or(multiplier, 1), plan, marks);
   views.write_back();
@@ -122,7 +129,7 @@ Tensor copy_scaled_(TensorList dst, TensorList src, const OptionalTensor& multip
 void reconcile_masters_(TensorList masters, TensorList params) {
   check_reconcile(masters, params, kCPU);
   FlatViews views;
-  ChunkPlan plan;
+  ChunkPlan plan(params.size());
   const std::vector<CopyRow> rows = reconcile_rows(masters, params, views);
   const Backend& backend = cpu_backend();
   for (const CopyRow& row : rows) plan.add(row.numel);

@@ -20,6 +20,7 @@ struct Chunk {
 // whose core is busy with something else takes fewer. Which thread computes a chunk never changes its result.
 class ChunkPlan {
  public:
+  explicit ChunkPlan(size_t rows) { chunks_.reserve(rows); }
   // The next row, of `numel` elements; none of it where that is 0.
   void add(int64_t numel) {
     for (int64_t begin = 0; begin < numel; begin += kChunk) {

@@ -115,22 +115,37 @@ APEX_INLINE lanes<unsigned short, n> encode(lanes<float, n> x, c10::Half*) {
   }
 }
 
+// ---- float and double ----
+
+// GCC's own __builtin_convertvector goes through half vectors here, for three to four times the instructions.
+template <class To, class From, int n>
+APEX_INLINE lanes<To, n> convert(lanes<From, n> x) {
+#if APEX_VECTOR_BYTES == 64
+  if constexpr (n == 8 && sizeof(From) < sizeof(To)) return lanes<To, n>(_mm512_cvtps_pd((__m256)x));
+  if constexpr (n == 8 && sizeof(From) > sizeof(To)) return lanes<To, n>(_mm512_cvtpd_ps((__m512d)x));
+#elif APEX_VECTOR_BYTES == 32
+  if constexpr (n == 4 && sizeof(From) < sizeof(To)) return lanes<To, n>(_mm256_cvtps_pd((__m128)x));
+  if constexpr (n == 4 && sizeof(From) > sizeof(To)) return lanes<To, n>(_mm256_cvtpd_ps((__m256d)x));
+#endif
+  return __builtin_convertvector(x, lanes<To, n>);
+}
+
 // ---- lanes of S from and to memory that holds T ----
 
 template <class S, class T, int n>
 APEX_INLINE lanes<S, n> widen(lanes<raw<T>, n> x) {
   if constexpr (sizeof(T) == 2)
-    return __builtin_convertvector(decode<n>(x, (T*)nullptr), lanes<S, n>);
+    return convert<S, float, n>(decode<n>(x, (T*)nullptr));
   else
-    return __builtin_convertvector(x, lanes<S, n>);
+    return convert<S, T, n>(x);
 }
 
 template <class T, class S, int n>
 APEX_INLINE lanes<raw<T>, n> narrow(lanes<S, n> x) {
   if constexpr (sizeof(T) == 2)
-    return encode<n>(__builtin_convertvector(x, lanes<float, n>), (T*)nullptr);
+    return encode<n>(convert<float, S, n>(x), (T*)nullptr);
   else
-    return __builtin_convertvector(x, lanes<T, n>);
+    return convert<T, S, n>(x);
 }
 
 template <class S, class T>
@@ -144,6 +159,32 @@ template <class T, class S>
 APEX_INLINE void store(T* to, Vec<S> x) {
   const auto y = narrow<T, S, Vec<S>::width>(x.v);
   __builtin_memcpy(to, &y, sizeof(y));
+}
+
+// sum + x * x where the square is exact, as of any float: there a fused multiply-add gives the same bits.
+APEX_INLINE Vec<double> add_exact_square(Vec<double> sum, Vec<double> x) {
+#if APEX_VECTOR_BYTES == 64
+  return lanes<double, 8>(_mm512_fmadd_pd(x.v, x.v, sum.v));
+#elif APEX_VECTOR_BYTES == 32
+  return lanes<double, 4>(_mm256_fmadd_pd(x.v, x.v, sum.v));
+#else
+  return sum + x * x;
+#endif
+}
+
+// The k-th of the vectors that hold the `block` elements at `from`. Of bfloat16 the even elements come first, then the
+// odd ones: a shift or a mask of their pairs makes floats, and no lane has to move.
+template <int block, class T>
+APEX_INLINE Vec<double> part(const T* from, int k) {
+  constexpr int n = Vec<double>::width;
+  if constexpr (std::is_same_v<T, c10::BFloat16>) {
+    constexpr int half = block / 2 / n;
+    lanes<unsigned, n> pairs;
+    __builtin_memcpy(&pairs, from + 2 * n * (k % half), sizeof(pairs));
+    return convert<double, float, n>((lanes<float, n>)(k < half ? pairs << 16 : pairs & 0xFFFF0000u));
+  } else {
+    return load<double>(from + n * k);
+  }
 }
 
 // The value that x has once stored as T.

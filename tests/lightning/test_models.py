@@ -17,7 +17,6 @@ from helpers import (
     batches,
     fit,
     plugin,
-    trainer,
     weights,
 )
 from torch import nn
@@ -274,18 +273,20 @@ def test_batches_in_containers(level, kind):
     assert model.got == (kind, expected, torch.int64)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
-def test_gradient_checkpointing_and_no_grad_forward(level):
-    class Checkpointed(Net):
+def test_no_grad_forward_before_the_real_one(level, checkpointed):
+    class Peeking(Net):
         def forward(self, x):
-            with torch.no_grad():  # a cached cast of the weights here must not cut the graph below
+            with torch.no_grad():  # a cast of the weights cached here must not cut the graph below
                 self.net(x)
-            return torch.utils.checkpoint.checkpoint(self.net, x, use_reentrant=False)
+            if checkpointed:
+                return torch.utils.checkpoint.checkpoint(self.net, x, use_reentrant=False)
+            return self.net(x)
 
-    model, witness = Checkpointed("fused_sgd"), Checkpointed("fused_sgd")
+    model, witness = Peeking("fused_sgd"), Peeking("fused_sgd")
     for m in (model, witness):
         m.net[1] = nn.LayerNorm(16)
     fit(model, level, batches(4))
     fit(witness, "32-true", batches(4))
-    assert max(abs(a - b) for a, b in zip(model.losses, witness.losses, strict=True)) < 0.1
-    assert trainer(level) is not None
+    assert_close(weights(model), weights(witness), atol={"O0": 1e-6, "O3": 3e-2}.get(level, 1e-2))
