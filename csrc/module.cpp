@@ -8,6 +8,7 @@
 
 #include "cpu/backend.h"
 #include "optimizer_table.h"
+#include "python_calls.h"
 #include "schemas.h"
 
 namespace py = pybind11;
@@ -62,6 +63,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_backend", [] { return cpu_backend().name; });
   m.def("set_cpu_backend", &set_cpu_backend);
   m.def("optimizer_table", &describe_optimizers);
+  bind_calls(m);
 }
 
 TORCH_LIBRARY(lightning_apex, m) { define_schemas(m); }

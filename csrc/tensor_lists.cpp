@@ -24,27 +24,6 @@ namespace {
 
 }  // namespace
 
-std::string dtype_name(ScalarType dtype) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return "torch.float32";
-    case ScalarType::Double:
-      return "torch.float64";
-    case ScalarType::Half:
-      return "torch.float16";
-    case ScalarType::BFloat16:
-      return "torch.bfloat16";
-    case ScalarType::Byte:
-      return "torch.uint8";
-    case ScalarType::Int:
-      return "torch.int32";
-    case ScalarType::Long:
-      return "torch.int64";
-    default:
-      return std::string("torch ") + c10::toString(dtype);
-  }
-}
-
 void check_list(const char* op, const char* name, TensorList list, at::Device device) {
   for (size_t i = 0; i < list.size(); ++i) {
     const Tensor& t = list[i];
@@ -229,13 +208,15 @@ std::vector<StepRow> step_rows(const StepCall& call, FlatViews& views) {
   for (size_t i = 0; i < n; ++i) {
     StepRow& row = rows[i];
     const Tensor& param = views.lead(call.params[i], Access::read_write);
+    const auto flat = [&, contiguous = param.is_contiguous()](const Tensor& t, Access access) -> const Tensor& {
+      return contiguous && t.is_contiguous() ? t : views.follow(t, param, access);
+    };
     row.param = param.mutable_data_ptr();
-    row.grad = views.follow(call.grads[i], param, Access::read).const_data_ptr();
+    row.grad = flat(call.grads[i], Access::read).const_data_ptr();
     row.master = nullptr;
-    if (!call.masters.empty())
-      row.master = views.follow(call.masters[i], param, Access::read_write).mutable_data_ptr<float>();
+    if (!call.masters.empty()) row.master = flat(call.masters[i], Access::read_write).mutable_data_ptr<float>();
     for (size_t s = 0; s < n_state; ++s)
-      row.state[s] = views.follow(call.states[s * n + i], param, Access::read_write).mutable_data_ptr();
+      row.state[s] = flat(call.states[s * n + i], Access::read_write).mutable_data_ptr();
     row.step = static_cast<float*>(call.steps[i].mutable_data_ptr());
     row.numel = param.numel();
     row.param_dtype = param.scalar_type();

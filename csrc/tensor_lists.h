@@ -22,8 +22,6 @@ using OptionalTensor = std::optional<Tensor>;
 
 // ---- checks; `op` and `name` go into the message ----
 
-std::string dtype_name(ScalarType dtype);  // "torch.float32"
-
 // Every member is a strided tensor on `device`, of dtype float16, bfloat16, float32 or float64.
 void check_list(const char* op, const char* name, TensorList list, at::Device device);
 void check_length(const char* op, const char* name, size_t length, const char* of, size_t wanted);

@@ -20,6 +20,7 @@ _UNSERVED = (
     nn.GroupNorm,
     nn.PReLU,
     nn.Bilinear,
+    nn.EmbeddingBag,
     nn.modules.instancenorm._InstanceNorm,
 )
 

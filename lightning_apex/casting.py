@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence
 
 HALF = (torch.float16, torch.bfloat16)
@@ -26,6 +27,18 @@ def has_running_statistics(module: nn.Module) -> bool:
         return bool(module.track_running_stats)
     return isinstance(getattr(module, "running_mean", None), Tensor) and isinstance(
         getattr(module, "running_var", None), Tensor
+    )
+
+
+def needs_fp32(module: nn.Module) -> bool:
+    """Whether torch itself cannot compute a module with half weights, on some device."""
+    if isinstance(module, nn.AdaptiveLogSoftmaxWithLoss):
+        return True
+    # The map of parametrizations.orthogonal: a matrix exponential, which is NaN in half on a CPU.
+    return is_parametrized(module) and any(
+        type(function).__name__ == "_Orthogonal"
+        for functions in module.parametrizations.values()  # type: ignore[operator]
+        for function in functions
     )
 
 

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_apex import ops
 from lightning_apex.boundaries import fp32_islands, matched_inputs
-from lightning_apex.casting import HALF, cast_tree, check_castable, kept_modules
+from lightning_apex.casting import HALF, cast_tree, check_castable, kept_modules, needs_fp32
 from lightning_apex.levels import OptLevel
 from lightning_apex.masters import CastModule, MasterWeights
 from lightning_apex.optimizers._base import FusedOptimizer
@@ -42,7 +42,7 @@ class PrecisionEngine:
         self._device_type = "cpu"
         self._names: dict[Tensor, str] = {}
         self._handles: list[RemovableHandle] = []
-        self._half_states: list[Optimizer] = []  # optimizers that keep state in their half parameters' dtype
+        self._optimizers: list[Optimizer] = []
         self._backwards = 0
         self._consumed: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
@@ -61,7 +61,7 @@ class PrecisionEngine:
         check_castable(module, self.level.casts_weights)
         kept = kept_modules(module, self._keep_fp32)
         if self.level.casts_weights:
-            kept += [m for m in module.modules() if isinstance(m, nn.AdaptiveLogSoftmaxWithLoss) and m not in kept]
+            kept += [m for m in module.modules() if needs_fp32(m) and m not in kept]
         self._device_type = device_type
         self._names = {param: name for name, param in module.named_parameters()}
         if self.level.half_dtype is None:
@@ -80,9 +80,12 @@ class PrecisionEngine:
         if self._cast is not None:
             self._cast.restore()
             self._cast = None
-        for optimizer in self._half_states:
-            _match_state(optimizer)
-        self._half_states.clear()
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, FusedOptimizer):
+                optimizer.forget_plans()
+            else:
+                _match_state(optimizer)
+        self._optimizers.clear()
         self._names.clear()
 
     @property
@@ -118,6 +121,7 @@ class PrecisionEngine:
 
     def adopt(self, optimizers: Iterable[Optimizer]) -> None:
         """Prepares for training with these optimizers; the module is on its device by now."""
+        self._optimizers = list(optimizers)
         if self._cast is None:
             return
         if self.level.master_weights:
@@ -125,17 +129,14 @@ class PrecisionEngine:
                 self._cast.masters.of(half)  # follows its parameter to the device
         else:
             self._cast.drop_masters()
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             if isinstance(optimizer, FusedOptimizer):
                 continue
             if self.level.master_weights:
-                keeper = _FP32StateKeeper()
-                self._handles.append(optimizer.register_load_state_dict_pre_hook(keeper.before))
-                self._handles.append(optimizer.register_load_state_dict_post_hook(keeper.after))
+                self._handles += _FP32StateKeeper().attach(optimizer)
             else:
                 _warn_of_vanishing_eps(optimizer)
                 _match_state(optimizer)
-                self._half_states.append(optimizer)
 
     @property
     def steps_itself(self) -> bool:
@@ -145,7 +146,6 @@ class PrecisionEngine:
     def scale(self, loss: Any) -> Any:
         """Scales a loss, about to be backpropagated."""
         self._backwards += 1
-        self.scaler.reopen_steps()
         return self.scaler.scale(loss)
 
     def has_gradients(self, optimizer: Optimizer) -> bool:
@@ -237,6 +237,17 @@ class _FP32StateKeeper:
 
     def __init__(self) -> None:
         self._saved: dict[str, Any] | None = None
+
+    def attach(self, optimizer: Optimizer) -> list[RemovableHandle]:
+        """Registers the hooks; on the inner optimizer of a wrapper that has none itself."""
+        if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
+            optimizer = getattr(optimizer, "optimizer", optimizer)
+        if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
+            return []
+        return [
+            optimizer.register_load_state_dict_pre_hook(self.before),
+            optimizer.register_load_state_dict_post_hook(self.after),
+        ]
 
     def before(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict

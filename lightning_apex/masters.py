@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +89,7 @@ class MasterWeights:
         pairs = [(p, self.of(p)) for group in optimizer.param_groups for p in group["params"] if p.dtype in HALF]
         self.reconcile([param for param, _ in pairs])
         stand_in = dict(pairs)
+        versions = [param._version for param, _ in pairs]
         for param, master in pairs:
             _widen(optimizer.state.get(param, {}), param)
             master.requires_grad_(param.requires_grad)
@@ -99,7 +102,14 @@ class MasterWeights:
             for _, master in pairs:
                 master.grad = None
                 master.requires_grad_(False)
-            self.write([param for param, _ in pairs])
+            bypassed = any(p._version != version for (p, _), version in zip(pairs, versions, strict=True))
+            if not bypassed:
+                self.write([param for param, _ in pairs])
+        if bypassed:
+            raise RuntimeError(
+                f"{type(optimizer).__name__}.step() updated half parameters that its param_groups did not hold, past "
+                "their fp32 masters: let an optimizer that wraps another share its param_groups, or use O1 or O4."
+            )
 
 
 def _widen(state: dict[str, Any], half: Tensor) -> None:
@@ -132,16 +142,18 @@ class CastModule:
         self._faces: list[tuple[nn.Module, _FP32Face]] = []
         self._handles: list[RemovableHandle] = []
         for module, names in castable_tensors(root, keep, keep_batchnorm):
-            face = _FP32Face(names)
+            face = _FP32Face(names, self.masters)
             for name in names:
                 tensor = getattr(module, name)
                 if tensor not in self.masters:  # tied weights are met again
                     master = tensor.data  # not detach(): writing a master must not look like writing its parameter
                     set_data(tensor, master.to(dtype))
                     self.masters.put(tensor, master)
-                face.masters[name] = self.masters.of(tensor)
+                face.pairs[name] = (tensor, self.masters.of(tensor))
             self._faces.append((module, face))
-            self._handles.append(module.register_state_dict_post_hook(_SaveHook(face)))
+            self._handles.append(save := module.register_state_dict_post_hook(_SaveHook(face)))
+            # Before the user's own hooks, which may rename keys.
+            cast("OrderedDict[int, Any]", module._state_dict_hooks).move_to_end(save.id, last=False)
             self._handles.append(module.register_load_state_dict_pre_hook(_LoadHook(face)))
 
     def halves(self) -> list[Tensor]:
@@ -168,7 +180,7 @@ class CastModule:
         """Frees the fp32 values, for training without masters."""
         self.masters.clear()
         for _, face in self._faces:
-            face.masters.clear()
+            face.pairs.clear()
 
     def restore(self) -> None:
         """Puts fp32 values back into the module and removes every hook."""
@@ -231,22 +243,37 @@ def match_grad_dtype(tensor: Tensor) -> None:
 class _FP32Face:
     """The fp32 values behind the half tensors that one module owns, by name; copies own their values."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], all_masters: MasterWeights) -> None:
         self.names = names
-        self.masters: dict[str, Tensor] = {}
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}  # half tensor, master
+        self._all_masters: weakref.ref[MasterWeights] | None = weakref.ref(all_masters)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_all_masters": None}
 
     def tensors(self, module: nn.Module) -> Iterator[Tensor]:
         for name, tensor in own_tensors(module):
             if name in self.names and tensor.dtype in HALF:
                 yield tensor
 
+    def master(self, module: nn.Module, name: str) -> Tensor | None:
+        """The master of the tensor that has the name now; another one than at first, if weights were tied since."""
+        half = getattr(module, name, None)
+        if not isinstance(half, Tensor) or half.dtype not in HALF:
+            return None
+        first, master = self.pairs.get(name, (None, None))
+        if half is first:
+            return master
+        everything = self._all_masters() if self._all_masters is not None else None
+        return everything.get(half) if everything is not None else None
+
     def value(self, module: nn.Module, name: str) -> Tensor | None:
         """The fp32 value of a half tensor, after `MasterWeights.reconcile`; None if the tensor is not half."""
         half = getattr(module, name, None)
         if not isinstance(half, Tensor) or half.dtype not in HALF:
             return None
-        master = self.masters.get(name)
-        if master is None or master.shape != half.shape:
+        master = self.master(module, name)
+        if master is None:
             return half.detach().float()
         if master.device != half.device:
             master.data = master.data.to(half.device)
@@ -275,9 +302,9 @@ class _LoadHook:
         self.face = face
 
     def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name, master in self.face.masters.items():
-            value = state_dict.get(prefix + name)
-            if not isinstance(value, Tensor):
+        for name in self.face.names:
+            value, master = state_dict.get(prefix + name), self.face.master(module, name)
+            if not isinstance(value, Tensor) or master is None:
                 continue
             # torch loads a tensor of one element into a 0-dim parameter
             if value.shape == master.shape or (value.numel() == 1 and master.dim() == 0):

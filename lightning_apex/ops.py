@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_apex._extension import build_info, cpu_backend, has_cuda, optimizer_table, set_cpu_backend
+from lightning_apex._extension import _C, build_info, cpu_backend, has_cuda, optimizer_table, set_cpu_backend
 
 __all__ = [
     "build_info",
@@ -32,6 +32,11 @@ __all__ = [
 _ops = torch.ops.lightning_apex
 
 
+def _lists() -> Any:
+    """Where the functions on lists are: the compiler can follow operators only, anybody else takes a shorter way."""
+    return _ops if torch.compiler.is_compiling() else _C
+
+
 def measure_gradients(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Reads every gradient once: the square of their global norm, and which are not finite.
 
@@ -43,7 +48,7 @@ def measure_gradients(grads: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         ``[len(grads)]``: 1 where the tensor holds an infinity or a NaN. The sum does not depend on the number of
         threads, and float32 values whose squares exceed float32 count as the finite numbers they are.
     """
-    result: tuple[Tensor, Tensor] = _ops.measure_gradients(grads)
+    result: tuple[Tensor, Tensor] = _lists().measure_gradients(grads)
     return result
 
 
@@ -77,7 +82,7 @@ def unscale_(grads: Sequence[Tensor], multiplier: Tensor, found_inf: Tensor | No
     Returns:
         uint8 flags of shape ``[len(grads)]``: 1 where a value written is not finite.
     """
-    result: Tensor = _ops.unscale_(grads, multiplier, found_inf)
+    result: Tensor = _lists().unscale_(grads, multiplier, found_inf)
     return result
 
 
@@ -95,7 +100,7 @@ def copy_scaled_(
     Returns:
         uint8 flags of shape ``[len(dst)]``: 1 where a value written is not finite.
     """
-    result: Tensor = _ops.copy_scaled_(dst, src, multiplier, found_inf)
+    result: Tensor = _lists().copy_scaled_(dst, src, multiplier, found_inf)
     return result
 
 
@@ -108,7 +113,7 @@ def reconcile_masters_(masters: Sequence[Tensor], params: Sequence[Tensor]) -> N
         masters: float32 tensors.
         params: One float16 or bfloat16 tensor of the same shape for each.
     """
-    _ops.reconcile_masters_(masters, params)
+    _lists().reconcile_masters_(masters, params)
 
 
 def fused_step_(
@@ -138,7 +143,7 @@ def fused_step_(
         multiplier: A factor for every gradient (float32, one element), as from `step_factors`.
         found_inf: Where not 0, nothing at all is written (float32, one element).
     """
-    _ops.fused_step_(name, params, grads, masters, states, steps, hypers, lr, multiplier, found_inf)
+    _lists().fused_step_(name, params, grads, masters, states, steps, hypers, lr, multiplier, found_inf)
 
 
 def update_scale_(

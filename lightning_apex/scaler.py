@@ -100,6 +100,7 @@ class LossScaler:
 
     def scale(self, outputs: Any) -> Any:
         """Multiplies a loss, or nested containers of losses, by the scale; 16-bit losses become fp32 first."""
+        self.reopen_steps()
         if not self.is_enabled():
             return outputs
         return map_tensors(outputs, self._scale_one)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from lightning_apex import ops
 from lightning_apex.masters import match_grad_dtype
@@ -109,6 +110,8 @@ class OptimizerStep:
 
     def finish(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the step, or skips it; arguments are handed to ``optimizer.step``."""
+        if _has_step_pre_hooks(self._optimizer):
+            self.expose()
         if self._fused and not self.exposed:
             with self._optimizer.handed(self.inputs()):  # type: ignore[attr-defined]
                 return self._optimizer.step(*args, **kwargs)
@@ -234,6 +237,12 @@ class _PositionIn:
         return "a parameter of no group"
 
 
+def _has_step_pre_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody looks at the gradients between here and the update."""
+    # A wrapper around an optimizer may never have called Optimizer.__init__.
+    return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None) or _global_optimizer_pre_hooks)
+
+
 def _replace_grad(param: Tensor, grad: Tensor) -> None:
     """Sets a gradient of another dtype than the parameter's."""
     param.grad = None
@@ -245,6 +254,8 @@ def _dense_values(param: Tensor) -> Tensor:
     """The memory that holds a gradient's values; a sparse gradient is coalesced first."""
     grad = param.grad
     assert grad is not None
+    if grad.is_complex() and not grad.is_sparse:
+        return torch.view_as_real(grad)
     if not grad.is_sparse:
         return grad
     if not grad.is_coalesced():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,90 +19,15 @@ from cases import (
     OPTIMIZERS,
     SHAPES,
     STEP_DTYPES,
-    assert_close,
     combine,
     same_bits,
 )  # fmt: skip
 from kernels import Kernels
-from torch import Tensor
+from problems import TABLE, Problem, assert_is_reference, problem
 
 from lightning_apex import ops
 
-TABLE = {row["name"]: row for row in ops.optimizer_table()}
 FIRST = [(name, rows[0]) for name, rows in OPTIMIZERS.items()]
-
-
-@dataclass
-class Problem:
-    """The arguments of one call of fused_step_, by name."""
-
-    name: str
-    hypers: dict[str, float]
-    params: list[Tensor] = field(default_factory=list)
-    grads: list[Tensor] = field(default_factory=list)
-    masters: list[Tensor] = field(default_factory=list)
-    states: list[Tensor] = field(default_factory=list)
-    steps: list[Tensor] = field(default_factory=list)
-
-    @property
-    def written(self) -> list[Tensor]:
-        return [*self.params, *self.masters, *self.states, *self.steps]
-
-    def clone(self) -> Problem:
-        lists = ("params", "grads", "masters", "states", "steps")
-        return replace(self, **{name: [t.clone() for t in getattr(self, name)] for name in lists})
-
-    def step(self, backend: Kernels, **controls: Any) -> Problem:
-        hypers = [self.hypers[name] for name in TABLE[self.name]["hypers"]]
-        lists = (self.params, self.grads, self.masters, self.states, self.steps)
-        optional = [controls.get(name) for name in ("lr", "multiplier", "found_inf")]
-        backend.fused_step_(self.name, *lists, hypers, *optional)
-        return self
-
-
-def problem(
-    name: str, hypers: dict[str, float], shapes: list[tuple[int, ...]], dtypes: tuple[Any, ...] = STEP_DTYPES[0],
-    done: int = 3, device: str = "cpu", layouts: list[str] | None = None,
-) -> Problem:  # fmt: skip
-    """Random values; `done` steps behind them. The layouts go round, differently for each list."""
-    param_dtype, grad_dtype, state_dtype, has_masters = dtypes
-    names = layouts or ["contiguous"]
-
-    def fill(dtype: torch.dtype, shift: int, positive: bool = False) -> list[Tensor]:
-        values = [torch.randn(shape, dtype=F64) for shape in shapes]
-        values = [v.abs() * 0.1 if positive else v for v in values]
-        return [LAYOUTS[names[(i + shift) % len(names)]](v.to(device, dtype)) for i, v in enumerate(values)]
-
-    p = Problem(name, hypers, grads=fill(grad_dtype, 1))
-    if has_masters:
-        p.masters = fill(F32, 2)
-        p.params = [LAYOUTS[names[i % len(names)]](m.to(param_dtype)) for i, m in enumerate(p.masters)]
-    else:
-        p.params = fill(param_dtype, 0)
-    for i in range(len(TABLE[name]["states"])):
-        p.states += fill(state_dtype, i, positive=i > 0)
-    p.steps = [torch.tensor(float(done), device=device) for _ in shapes]
-    return p
-
-
-def assert_is_reference(after: Problem, before: Problem, factor: float = 1.0, **changed: float) -> None:
-    """Every written value is what the float64 reference makes of the values before."""
-    n, n_state = len(before.params), len(TABLE[before.name]["states"])
-    for i in range(n):
-        values = (before.masters or before.params)[i].cpu().double()
-        states = [before.states[s * n + i].cpu().double() for s in range(n_state)]
-        t = int(before.steps[i].item()) + 1
-        update = reference.OPTIMIZERS[before.name]
-        value, states = update(values, before.grads[i].cpu().double() * factor, states, t, before.hypers | changed)
-        where = f"{before.name} {before.hypers} tensor {i} {tuple(values.shape)}"
-        if before.masters:
-            assert_close(after.masters[i], value, f"{where} master")
-            assert torch.equal(after.params[i], after.masters[i].to(after.params[i].dtype))
-        assert_close(after.params[i], value, f"{where} param")
-        for s in range(n_state):
-            assert_close(after.states[s * n + i], states[s], f"{where} state {s}")
-        assert same_bits(after.grads[i], before.grads[i])
-        assert after.steps[i].item() == t
 
 
 def shapes_for(backend: Kernels) -> list[tuple[int, ...]]:

@@ -27,6 +27,7 @@
 #include "vec.h"
 #include "../optimizers.h"
 #include "kernels.h"
+#include "kernel_tables.h"
 // clang-format on
 
 #if defined(__clang__)

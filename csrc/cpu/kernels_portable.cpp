@@ -18,6 +18,7 @@
 #include "vec.h"
 #include "../optimizers.h"
 #include "kernels.h"
+#include "kernel_tables.h"
 // clang-format on
 
 namespace lightning_apex {

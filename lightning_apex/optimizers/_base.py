@@ -120,6 +120,11 @@ class FusedOptimizer(Optimizer):
                 self._update_group(index, group, inputs)
         return loss
 
+    def forget_plans(self) -> None:
+        """Lets go of the tensors that the last steps updated; the next step finds them again."""
+        self._known_states = None
+        self._plans = {}
+
     def _state_is_known(self) -> bool:
         known, present = self._known_states, self.state.values()
         if known is not None and len(known) == len(present) and all(map(is_, known, present)):

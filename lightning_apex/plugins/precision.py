@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.xla import XLAStrategy
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_warn
@@ -148,8 +148,9 @@ class ApexPrecision(Precision):
 
     @override
     def convert_module(self, module: Module) -> Module:
-        self.teardown()  # of a run that ended without one
         trainer = module._trainer if isinstance(module, LightningModule) else None
+        self._refuse_second_trainer(trainer)
+        self.teardown()  # of a run that ended without one
         if trainer is not None and isinstance(trainer.strategy, _OWN_PRECISION):
             raise MisconfigurationException(
                 f"ApexPrecision does not work with {type(trainer.strategy).__name__}, which casts the model itself: "
@@ -281,6 +282,14 @@ class ApexPrecision(Precision):
             step.clip_value(clip_val)
         else:
             step.clip_norm(clip_val)
+
+    def _refuse_second_trainer(self, trainer: Trainer | None) -> None:
+        busy = self._module._trainer if self._module is not None else None
+        if busy is not None and busy is not trainer and busy.state.status == TrainerStatus.RUNNING:
+            raise MisconfigurationException(
+                "This ApexPrecision object is at work in another Trainer that is still running: give each Trainer its "
+                "own ApexPrecision."
+            )
 
     def _refuse_closure_driven(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, LBFGS) and self._engine.steps_itself:

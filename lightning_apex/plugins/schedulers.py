@@ -46,8 +46,13 @@ class SchedulerGate:
             if gate.lets_pass(scheduler):
                 original.step(scheduler, *args, **kwargs)
 
+        def reduce(scheduler: LRScheduler, protocol: Any) -> Any:  # copies and pickles are of the scheduler's own class
+            parts: Any = original.__reduce_ex__(scheduler, protocol)
+            return (_remake, (original,), *parts[2:])
+
         # The name appears in logs and messages, so it stays.
-        return type(original.__name__, (original,), {"step": step, "__module__": original.__module__})
+        overrides = {"step": step, "__reduce_ex__": reduce, "__module__": original.__module__}
+        return type(original.__name__, (original,), overrides)
 
     def note(self, optimizer: Optimizer, step: OptimizerStep) -> None:
         """Remembers a step that was made or skipped."""
@@ -70,3 +75,7 @@ class SchedulerGate:
             scheduler.__class__ = original
         self._gated.clear()
         self._skipped.clear()
+
+
+def _remake(kind: type[LRScheduler]) -> LRScheduler:
+    return kind.__new__(kind)
