@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import LEVELS, MASTERED, SCALED, Net, all_fp32, batches, fit, trainer
+from helpers import LEVELS, MASTERED, SCALED, Net, all_fp32, batches, fit, plugin, trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from torch import nn
 
-from lightning_apex import ApexPrecision, FusedAdam, FusedSGD, LossScaler
+from lightning_apex import FusedAdam, FusedSGD, LossScaler
 
 
 def test_a_dropped_batch_after_unscale() -> None:
@@ -30,7 +30,7 @@ def test_a_dropped_batch_after_unscale() -> None:
 
 @pytest.mark.parametrize("level", ["O0", "O2"])
 def test_one_plugin_in_a_second_trainer_at_once_is_refused(level: str) -> None:
-    plugin = ApexPrecision(level, half_dtype=None if level == "O0" else "bfloat16")
+    shared = plugin(level)
 
     class Probe(Callback):
         message = ""
@@ -38,12 +38,12 @@ def test_one_plugin_in_a_second_trainer_at_once_is_refused(level: str) -> None:
         def on_train_batch_end(self, outer: Any, pl_module: Any, *_: Any) -> None:
             if not self.message:
                 with pytest.raises(MisconfigurationException) as refused:
-                    trainer(plugin).validate(Net(), batches(1))
+                    trainer(shared).validate(Net(), batches(1))
                 self.message = str(refused.value)
 
     probe, model, alone = Probe(), Net(), Net()
-    trainer(plugin, callbacks=[probe]).fit(model, batches(4))
-    trainer(ApexPrecision(level, half_dtype=None if level == "O0" else "bfloat16")).fit(alone, batches(4))
+    trainer(shared, callbacks=[probe]).fit(model, batches(4))
+    fit(alone, level, batches(4))
     assert "own ApexPrecision" in probe.message
     assert model.losses == alone.losses  # the run it was taken from went on as if nothing had happened
     assert all_fp32(model)
@@ -211,3 +211,12 @@ def test_state_dict_hooks_of_the_user_come_after_ours() -> None:
             assert self.net[3].state_dict()["w"].dtype is torch.float32
 
     fit(Renames(), "O5", batches(1))
+
+
+@pytest.mark.parametrize("level", ["O1", "O5"])
+def test_compiled_module_with_a_kept_one(level: str) -> None:
+    eager, compiled = Net(), Net()
+    compiled.net = torch.compile(compiled.net, backend="eager", dynamic=True)
+    for model in (eager, compiled):
+        trainer(plugin(level, keep_fp32=[nn.BatchNorm1d])).fit(model, batches(3))
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-2)
