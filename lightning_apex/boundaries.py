@@ -58,7 +58,7 @@ class _Island:
         self._open: list[tuple[torch.autocast, torch.dtype | None]] = []
 
     # torch.compile cannot trace a context that one function enters and another leaves.
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         seen: list[Tensor] = []
         map_tensors((args, kwargs), lambda t: seen.append(t) or t)  # type: ignore[func-returns-value]
@@ -69,7 +69,7 @@ class _Island:
         self._open.append((off, half))
         return cast_tree(args, torch.float32), cast_tree(kwargs, torch.float32)
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not self._open:  # the forward pass failed before enter()
             return output
