@@ -51,6 +51,10 @@ def _match_inputs(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return cast_tree(args, dtype), cast_tree(kwargs, dtype)
 
 
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor
+
+
 class _Island:
     """The hooks around one module that computes in fp32; calls may nest."""
 
@@ -67,7 +71,7 @@ class _Island:
         off = torch.autocast(device.type, enabled=False)
         off.__enter__()
         self._open.append((off, half))
-        return cast_tree(args, torch.float32), cast_tree(kwargs, torch.float32)
+        return map_tensors(args, _widen), map_tensors(kwargs, _widen)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

@@ -108,8 +108,14 @@ def check_castable(root: nn.Module, casts_weights: bool = True) -> None:
     """Refuses a model that cannot be trained at an opt level.
 
     Raises:
-        ValueError: If a trainable parameter is 16-bit already, or a parameter has no values yet.
+        ValueError: If a trainable parameter is 16-bit already, a parameter has no values yet, or a module is scripted.
     """
+    for name, module in root.named_modules():
+        if casts_weights and isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"Module {name!r} is a torch.jit.ScriptModule, whose weights cannot be cast in place: use O1 or O4, or "
+                "give the module before it was scripted."
+            )
     for name, param in root.named_parameters():
         if casts_weights and is_lazy(param):
             raise ValueError(

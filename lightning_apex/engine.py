@@ -15,9 +15,10 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_apex import ops
 from lightning_apex.boundaries import fp32_islands, matched_inputs
+from lightning_apex.cast_module import CastModule
 from lightning_apex.casting import HALF, cast_tree, check_castable, kept_modules, needs_fp32
 from lightning_apex.levels import OptLevel
-from lightning_apex.masters import CastModule, MasterWeights
+from lightning_apex.masters import MasterWeights
 from lightning_apex.optimizers._base import FusedOptimizer
 from lightning_apex.scaler import LossScaler
 from lightning_apex.step import OptimizerStep

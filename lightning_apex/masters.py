@@ -1,20 +1,19 @@
-"""The fp32 value of each half tensor of a cast module, and the fp32 face such a module shows to checkpoints."""
+"""The fp32 value of each half tensor of a cast module."""
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lightning_apex import ops
-from lightning_apex.casting import HALF, castable_tensors, own_tensors
+from lightning_apex.casting import HALF
 
 
 class MasterWeights:
@@ -30,6 +29,9 @@ class MasterWeights:
 
     def __len__(self) -> int:
         return len(self._of)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(list(self._of))
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor in self._of
@@ -88,28 +90,46 @@ class MasterWeights:
         """
         pairs = [(p, self.of(p)) for group in optimizer.param_groups for p in group["params"] if p.dtype in HALF]
         self.reconcile([param for param, _ in pairs])
-        stand_in = dict(pairs)
         versions = [param._version for param, _ in pairs]
         for param, master in pairs:
             _widen(optimizer.state.get(param, {}), param)
             master.requires_grad_(param.requires_grad)
             master.grad = None if param.grad is None else param.grad.float()
-        _replace(optimizer, stand_in)
-        try:
-            yield
-        finally:
+        _replace(optimizer, dict(pairs))
+        left: list[bool] = []  # whether parameters were found written
+
+        def leave(*_: Any) -> None:
+            if left:
+                return
+            left.append(any(p._version != version for (p, _), version in zip(pairs, versions, strict=True)))
             _replace(optimizer, {master: param for param, master in pairs})
             for _, master in pairs:
                 master.grad = None
                 master.requires_grad_(False)
-            bypassed = any(p._version != version for (p, _), version in zip(pairs, versions, strict=True))
-            if not bypassed:
+            if not left[0]:
                 self.write([param for param, _ in pairs])
-        if bypassed:
+
+        handle = _before_post_hooks(optimizer, leave)
+        try:
+            yield
+        finally:
+            leave()
+            if handle is not None:
+                handle.remove()
+        if left[0]:
             raise RuntimeError(
                 f"{type(optimizer).__name__}.step() updated half parameters that its param_groups did not hold, past "
                 "their fp32 masters: let an optimizer that wraps another share its param_groups, or use O1 or O4."
             )
+
+
+def _before_post_hooks(optimizer: Optimizer, hook: Callable[..., None]) -> RemovableHandle | None:
+    """Runs a hook after the next step, before the user's own: these must meet parameters in their places."""
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a wrapper that never called Optimizer.__init__
+        return None
+    handle = optimizer.register_step_post_hook(hook)
+    cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks).move_to_end(handle.id, last=False)
+    return handle
 
 
 def _widen(state: dict[str, Any], half: Tensor) -> None:
@@ -127,102 +147,6 @@ def _replace(optimizer: Optimizer, stand_in: dict[Tensor, Tensor]) -> None:
             optimizer.state[new] = optimizer.state.pop(old)
 
 
-class CastModule:
-    """A module whose weights are half for as long as this object says so.
-
-    Casting happens in place: every Parameter keeps its identity, its fp32 storage lives on as the master, and the half
-    copy is new memory. ``state_dict`` and ``load_state_dict`` of the module and of each submodule speak fp32 all the
-    while. `restore` undoes everything.
-    """
-
-    def __init__(self, root: nn.Module, dtype: torch.dtype, keep: Iterable[nn.Module], keep_batchnorm: bool) -> None:
-        """Casts the fp32 parameters and buffers of ``root`` to ``dtype``; fp64, integer and complex ones stay."""
-        self.masters = MasterWeights()
-        self.dtype = dtype
-        self._faces: list[tuple[nn.Module, _FP32Face]] = []
-        self._handles: list[RemovableHandle] = []
-        for module, names in castable_tensors(root, keep, keep_batchnorm):
-            face = _FP32Face(names, self.masters)
-            for name in names:
-                tensor = getattr(module, name)
-                if tensor not in self.masters:  # tied weights are met again
-                    master = tensor.data  # not detach(): writing a master must not look like writing its parameter
-                    set_data(tensor, master.to(dtype))
-                    self.masters.put(tensor, master)
-                face.pairs[name] = (tensor, self.masters.of(tensor))
-            self._faces.append((module, face))
-            self._handles.append(save := module.register_state_dict_post_hook(_SaveHook(face)))
-            # Before the user's own hooks, which may rename keys.
-            cast("OrderedDict[int, Any]", module._state_dict_hooks).move_to_end(save.id, last=False)
-            self._handles.append(module.register_load_state_dict_pre_hook(_LoadHook(face)))
-
-    def halves(self) -> list[Tensor]:
-        """The cast parameters and buffers, each once."""
-        return list({t: None for module, face in self._faces for t in face.tensors(module)})
-
-    def fp32_view(self, root: nn.Module) -> FP32View:
-        """The module's tensors with their fp32 values, for code that averages or exchanges weights."""
-        self.masters.reconcile([half for half in self.halves() if half in self.masters])
-        return FP32View(root, self.masters)
-
-    def broadcast_masters(self) -> None:
-        """Gives all ranks of the default process group rank 0's fp32 values.
-
-        DDP has broadcast the half values by then; what they round away would differ between ranks for ever.
-        """
-        for half in self.halves():
-            if half in self.masters:
-                value = self.masters.of(half).contiguous()
-                torch.distributed.broadcast(value, src=0)
-                self.masters.of(half).copy_(value)
-
-    def drop_masters(self) -> None:
-        """Frees the fp32 values, for training without masters."""
-        self.masters.clear()
-        for _, face in self._faces:
-            face.pairs.clear()
-
-    def restore(self) -> None:
-        """Puts fp32 values back into the module and removes every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for module, face in self._faces:
-            for tensor in face.tensors(module):
-                master = self.masters.get(tensor)
-                set_data(tensor, tensor.data.float() if master is None else master)
-        self._faces.clear()
-        self.masters.clear()
-
-
-class FP32View:
-    """Stands in for a cast module where only ``parameters()`` and ``buffers()`` are used; see `commit`."""
-
-    def __init__(self, root: nn.Module, masters: MasterWeights) -> None:
-        self._masters = masters
-        self._parameters = {p: self._wide(p) for p in root.parameters()}
-        self._buffers = {b: self._wide(b) for b in root.buffers()}
-
-    def _wide(self, tensor: Tensor) -> Tensor:
-        if tensor.dtype not in HALF:
-            return tensor
-        return self._masters.of(tensor) if tensor in self._masters else tensor.detach().float()
-
-    def parameters(self) -> Iterator[Tensor]:
-        """The module's parameters; half ones as their masters."""
-        return iter(self._parameters.values())
-
-    def buffers(self) -> Iterator[Tensor]:
-        """The module's buffers; half ones as their masters."""
-        return iter(self._buffers.values())
-
-    def commit(self) -> None:
-        """Rounds what was written to the view into the module."""
-        for tensor, wide in (*self._parameters.items(), *self._buffers.items()):
-            if wide is not tensor:
-                tensor.data.copy_(wide)
-
-
 def set_data(tensor: Tensor, data: Tensor) -> None:
     """Gives a parameter or buffer other memory of another dtype; its gradient follows in dtype."""
     grad, tensor.grad = (tensor.grad, None) if tensor.is_leaf else (None, None)
@@ -238,75 +162,3 @@ def match_grad_dtype(tensor: Tensor) -> None:
     """Makes a leaf accumulate gradients of its own dtype, whatever was asked of it before."""
     if tensor.grad_dtype is not tensor.dtype:
         tensor.grad_dtype = tensor.dtype
-
-
-class _FP32Face:
-    """The fp32 values behind the half tensors that one module owns, by name; copies own their values."""
-
-    def __init__(self, names: list[str], all_masters: MasterWeights) -> None:
-        self.names = names
-        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}  # half tensor, master
-        self._all_masters: weakref.ref[MasterWeights] | None = weakref.ref(all_masters)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_all_masters": None}
-
-    def tensors(self, module: nn.Module) -> Iterator[Tensor]:
-        for name, tensor in own_tensors(module):
-            if name in self.names and tensor.dtype in HALF:
-                yield tensor
-
-    def master(self, module: nn.Module, name: str) -> Tensor | None:
-        """The master of the tensor that has the name now; another one than at first, if weights were tied since."""
-        half = getattr(module, name, None)
-        if not isinstance(half, Tensor) or half.dtype not in HALF:
-            return None
-        first, master = self.pairs.get(name, (None, None))
-        if half is first:
-            return master
-        everything = self._all_masters() if self._all_masters is not None else None
-        return everything.get(half) if everything is not None else None
-
-    def value(self, module: nn.Module, name: str) -> Tensor | None:
-        """The fp32 value of a half tensor, after `MasterWeights.reconcile`; None if the tensor is not half."""
-        half = getattr(module, name, None)
-        if not isinstance(half, Tensor) or half.dtype not in HALF:
-            return None
-        master = self.master(module, name)
-        if master is None:
-            return half.detach().float()
-        if master.device != half.device:
-            master.data = master.data.to(half.device)
-        with torch.no_grad():
-            ops.reconcile_masters_([master], [half.detach()])
-        return master
-
-
-class _SaveHook:
-    """A state-dict post-hook; a class, because module hooks are deep-copied and pickled with their module."""
-
-    def __init__(self, face: _FP32Face) -> None:
-        self.face = face
-
-    def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-        for name in self.face.names:
-            key = prefix + name
-            if key in state_dict and (value := self.face.value(module, name)) is not None:
-                state_dict[key] = value
-
-
-class _LoadHook:
-    """A load-state-dict pre-hook: fp32 values reach the master before the half tensor rounds them."""
-
-    def __init__(self, face: _FP32Face) -> None:
-        self.face = face
-
-    def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        for name in self.face.names:
-            value, master = state_dict.get(prefix + name), self.face.master(module, name)
-            if not isinstance(value, Tensor) or master is None:
-                continue
-            # torch loads a tensor of one element into a 0-dim parameter
-            if value.shape == master.shape or (value.numel() == 1 and master.dim() == 0):
-                with torch.no_grad():
-                    master.copy_(value.reshape(master.shape))

@@ -236,6 +236,10 @@ class LossScaler:
                 step.reopen()
                 del self._steps[optimizer]
 
+    def begin_run(self) -> None:
+        """Starts the count of consecutive skips at 0: the skips of a run that has ended say nothing of the next."""
+        self._trackers[_CONSECUTIVE] = 0
+
     def forget_steps(self) -> None:
         """Forgets all steps under way."""
         for optimizer in list(self._steps):
@@ -327,10 +331,11 @@ class LossScaler:
         self._load_trackers(state)
 
     def _load_trackers(self, state: dict[str, Any]) -> None:
+        consecutive = state.get("consecutive_skips", 0)
         trackers = (
             state.get("_growth_tracker", 0),
             state.get("_hysteresis_tracker", self._rule["hysteresis"]),
-            state.get("consecutive_skips", 0),
+            0 if consecutive >= (self.max_consecutive_skips or math.inf) else consecutive,  # such a run has ended
             state.get("skipped_steps", 0),
         )
         self._trackers.copy_(torch.tensor([int(value) for value in trackers], dtype=torch.int32))

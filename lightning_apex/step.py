@@ -78,9 +78,10 @@ class OptimizerStep:
 
     def clip_value(self, clip_value: float) -> None:
         """Clips each element of the gradients to ``[-clip_value, clip_value]``; at or below 0 does nothing."""
-        if clip_value > 0 and self.params:
+        if clip_value > 0:
             self.expose()
-            torch.nn.utils.clip_grad_value_(self.params, clip_value)
+            if present := [p for p in self.params if p.grad is not None]:
+                torch.nn.utils.clip_grad_value_(present, clip_value)
 
     def expose(self) -> None:
         """Writes the unscaled gradients to ``param.grad``, where a user may look at them and edit them."""
@@ -148,6 +149,8 @@ class OptimizerStep:
         if not self.params or not (self._scaler.is_enabled() or self._max_norm or self.measures_always):
             return StepInputs(self._masters)
         groups = self._by_device()
+        if not groups:
+            return StepInputs(self._masters)
         sum_of_squares = self._sum_of_squares(groups, note=True)
         device = sum_of_squares.device
         found_inf = torch.zeros((), dtype=torch.float32, device=device)
@@ -195,12 +198,13 @@ class OptimizerStep:
     def _params_by_device(self) -> dict[torch.device, list[Tensor]]:
         groups: dict[torch.device, list[Tensor]] = {}
         for param in self.params:
-            groups.setdefault(param.device, []).append(param)
+            if param.grad is not None:  # a hook may have dropped it
+                groups.setdefault(param.device, []).append(param)
         return groups
 
     def _by_device(self) -> dict[torch.device, list[Tensor]]:
         groups = self._params_by_device()
-        return {device: [_dense_values(p) for p in params if p.grad is not None] for device, params in groups.items()}
+        return {device: [_dense_values(p) for p in params] for device, params in groups.items()}
 
     def _sum_of_squares(self, groups: dict[torch.device, list[Tensor]], note: bool = False) -> Tensor:
         total: Tensor | None = None

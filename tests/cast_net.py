@@ -6,8 +6,8 @@ import torch
 from cases import same_bits
 from torch import nn
 
+from lightning_apex.cast_module import CastModule
 from lightning_apex.casting import kept_modules
-from lightning_apex.masters import CastModule
 
 F16, BF16 = torch.float16, torch.bfloat16
 

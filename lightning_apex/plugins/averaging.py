@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 
-from lightning_apex.masters import CastModule
+from lightning_apex.cast_module import CastModule
 
 # The methods of a callback through which it reads or writes the model's weights.
 _TOUCHES = {

@@ -188,6 +188,7 @@ class ApexPrecision(Precision):
         for optimizer in optimizers:
             self._refuse_closure_driven(optimizer)
         self._optimizers = optimizers
+        self.scaler.begin_run()
         self._engine.adopt(optimizers)
         self._engine.measures_always = any(isinstance(cb, LossScaleMonitor) for cb in trainer.callbacks)  # type: ignore[attr-defined]
         self._exposes_gradients = _someone_looks_at_gradients(self._module, trainer)

@@ -222,3 +222,59 @@ def test_compiled_module_with_a_kept_one(level: str) -> None:
     for model in (eager, compiled):
         trainer(plugin(level, keep_fp32=[nn.BatchNorm1d])).fit(model, batches(3))
     assert compiled.losses == pytest.approx(eager.losses, rel=1e-2)
+
+
+@pytest.mark.parametrize("clip", [{}, {"gradient_clip_algorithm": "value"}])
+@pytest.mark.parametrize("optimizer", ["fused_adam", "torch_sgd"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_hook_that_drops_the_gradients(level: str, optimizer: str, clip: dict[str, str]) -> None:
+    class Drops(Net):
+        def on_before_optimizer_step(self, opt: torch.optim.Optimizer) -> None:
+            self.zero_grad()
+
+    model = Drops(optimizer)
+    before = [p.detach().clone() for p in model.parameters()]
+    made = fit(model, level, batches(2), gradient_clip_val=0.5, **clip)
+    if level == "O3":  # which has nothing but rounded weights
+        before = [old.bfloat16().float() for old in before]
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    assert made.precision_plugin.scaler.skipped_steps == 0
+
+
+@pytest.mark.parametrize("level", MASTERED)
+def test_a_step_post_hook_meets_the_new_weights(level: str) -> None:
+    model, plain = Net("torch_sgd"), Net("torch_sgd")
+    made = model.make_optimizer(model.parameters())
+    made.register_step_post_hook(lambda *_: model.state_dict())
+    model.make_optimizer = lambda params: made
+    fit(model, level, batches(3))
+    fit(plain, level, batches(3))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["fused_adam", "torch_adamw"])
+@pytest.mark.parametrize("level", ["O2", "O3", "O5"])
+def test_tensors_made_or_moved_after_the_cast(level: str, optimizer: str) -> None:
+    class Pruned(Net):
+        def on_fit_start(self) -> None:
+            nn.utils.prune.l1_unstructured(self.net[3], "weight", 0.5)
+            nn.utils.parametrizations.weight_norm(self.net[0])
+
+        def on_train_end(self) -> None:
+            state = self.state_dict()
+            assert all(t.dtype is torch.float32 for t in state.values() if t.is_floating_point())
+            nn.utils.parametrize.remove_parametrizations(self.net[0], "weight")
+
+    model = Pruned(optimizer)
+    fit(model, level, batches(3))
+    assert all_fp32(model)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_a_scripted_module_is_refused_where_weights_are_cast(level: str) -> None:
+    model = Net()
+    model.net[2] = torch.jit.script(nn.ReLU())
+    with pytest.raises(ValueError, match=r"'net.2' is a torch.jit.ScriptModule"):
+        fit(model, level, batches(1))
+    assert all_fp32(model)
