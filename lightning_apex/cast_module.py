@@ -87,8 +87,9 @@ class CastModule:
         self._handles.clear()
         # Masters too: their tensors may have left the module since.
         for tensor in dict.fromkeys((*self.halves(), *self.masters)):
-            master = self.masters.get(tensor)
-            set_data(tensor, tensor.data.float() if master is None else master)
+            if tensor.dtype in HALF:  # else somebody made it fp32 meanwhile, and its value counts
+                master = self.masters.get(tensor)
+                set_data(tensor, tensor.data.float() if master is None else master)
         self._faces.clear()
         self._born_half.clear()
         self.masters.clear()

@@ -52,8 +52,8 @@ class MasterWeights:
         return master
 
     def get(self, half: Tensor) -> Tensor | None:
-        """The reconciled master of a half tensor, or ``None`` where it has none."""
-        if half not in self._of:
+        """The reconciled master of a tensor, or ``None`` where it has none or is no longer half."""
+        if half not in self._of or half.dtype not in HALF:
             return None
         self.reconcile([half])
         return self._of[half]

@@ -100,8 +100,8 @@ class LossScaler:
 
     def scale(self, outputs: Any) -> Any:
         """Multiplies a loss, or nested containers of losses, by the scale; 16-bit losses become fp32 first."""
-        self.reopen_steps()
         if not self.is_enabled():
+            self.reopen_steps()
             return outputs
         return map_tensors(outputs, self._scale_one)
 
@@ -110,7 +110,14 @@ class LossScaler:
             return loss
         # 65536 is inf in fp16, so the product must be formed in fp32.
         wide = loss if loss.dtype is torch.float64 else loss.float()
-        return wide * self.scale_on(loss.device)
+        scaled = wide * self.scale_on(loss.device)
+        if scaled.requires_grad:
+            scaled.register_hook(self._backward_begins)
+        return scaled
+
+    def _backward_begins(self, grad: Tensor) -> None:
+        # Not in scale(): a scaled loss may be kept for later, while other gradients are unscaled and clipped.
+        self.reopen_steps()
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divides the gradients of an optimizer's parameters by the scale, in place, and looks for overflow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from cases import BF16, F16, F32, F64, same_bits
 from kernels import Kernels
 from torch import Tensor
+
+from lightning_apex import ops
 
 HYPERS = [0.1, 0.9, 0.99, 1e-8, 0.0, 1.0, 1.0, 0.0]
 
@@ -181,3 +184,33 @@ def test_errors_in_ten_threads_at_once(backend: Kernels) -> None:
         pytest.skip("the emulation runs one kernel at a time")
     with ThreadPoolExecutor(10) as pool:
         assert all(pool.map(work, range(10)))
+
+
+def test_a_member_that_is_no_tensor(backend: Kernels) -> None:
+    arguments = step_arguments(backend.device)
+    arguments["grads"][1] = None
+    with pytest.raises((TypeError, RuntimeError), match=r"grads|Tensor\[\]"):
+        backend.fused_step_(*arguments.values())
+    with pytest.raises((TypeError, RuntimeError)):
+        backend.fused_step_(*(arguments | {"grads": 3}).values())
+    assert arguments["params"][0].eq(1).all()
+
+
+def test_the_lists_are_let_go(backend: Kernels) -> None:
+    """Done or refused, a call leaves as many owners of a tensor as there were."""
+    good, bad = step_arguments(backend.device), step_arguments(backend.device)
+    bad["grads"][1] = bad["grads"][1].double()
+    counts = [(sys.getrefcount(t), t._use_count()) for t in tensors_in(good) + tensors_in(bad)]
+    backend.fused_step_(*good.values())
+    with pytest.raises(TypeError):
+        backend.fused_step_(*bad.values())
+    assert [(sys.getrefcount(t), t._use_count()) for t in tensors_in(good) + tensors_in(bad)] == counts
+
+
+def test_the_compiler_follows_the_functions() -> None:
+    """As registered operators: it could not follow the shorter way, and would refuse the whole graph."""
+
+    def work(grads: list[Tensor]) -> Tensor:
+        return ops.measure_gradients(grads)[0] * 2
+
+    assert torch.compile(work, backend="eager", fullgraph=True)([torch.ones(3), torch.ones(4)]).item() == 14

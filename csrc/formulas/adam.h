@@ -21,8 +21,8 @@ struct AdamFormula {
   }
   enum Hyper { lr, beta1, beta2, eps, weight_decay, adam_w_mode, bias_correction, maximize };
   static constexpr const char* hyper_name(int i) {
-    constexpr const char* names[n_hyper] = {"lr",          "beta1",           "beta2",   "eps", "weight_decay",
-                                            "adam_w_mode", "bias_correction", "maximize"};
+    constexpr const char* names[n_hyper] = {"lr",           "beta1",       "beta2",           "eps",
+                                            "weight_decay", "adam_w_mode", "bias_correction", "maximize"};
     return names[i];
   }
 

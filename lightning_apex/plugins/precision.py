@@ -313,9 +313,11 @@ class ApexPrecision(Precision):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        native = checkpoint.get("MixedPrecision")  # Lightning's own plugin keeps a GradScaler's state there
-        if native and type(self).__qualname__ not in checkpoint:
-            self.load_state_dict(native)
+        own, *bases = (kind.__qualname__ for kind in type(self).__mro__ if issubclass(kind, ApexPrecision))
+        # Lightning's own plugin keeps a GradScaler's state under its name.
+        others = [checkpoint[name] for name in (*bases, "MixedPrecision") if checkpoint.get(name)]
+        if own not in checkpoint and others:
+            self.load_state_dict(others[0])
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process converts its own copy of the model.

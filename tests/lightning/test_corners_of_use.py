@@ -278,3 +278,30 @@ def test_a_scripted_module_is_refused_where_weights_are_cast(level: str) -> None
     with pytest.raises(ValueError, match=r"'net.2' is a torch.jit.ScriptModule"):
         fit(model, level, batches(1))
     assert all_fp32(model)
+
+
+@pytest.mark.parametrize("level", ["O2", "O3", "O5"])
+def test_weights_that_somebody_made_fp32_meanwhile(level: str) -> None:
+    class Widens(Net):
+        def on_train_end(self) -> None:
+            self.net[3].weight.data = torch.full_like(self.net[3].weight, 1.0001, dtype=torch.float32)
+
+    model = Widens()
+    fit(model, level, batches(2))
+    assert all_fp32(model)
+    assert torch.equal(model.net[3].weight, torch.full_like(model.net[3].weight, 1.0001))
+
+
+def test_a_loss_scaled_early_leaves_clipped_gradients_alone() -> None:
+    param = nn.Parameter(torch.ones(4))
+    optimizer, scaler = torch.optim.SGD([param], lr=1.0), LossScaler(init_scale=1024.0)
+    scaler.scale(param.sum()).backward()
+    scaler.unscale_(optimizer)
+    later = scaler.scale(2 * param.sum())
+    torch.nn.utils.clip_grad_norm_([param], 1.0)
+    scaler.step(optimizer)
+    torch.testing.assert_close(param.detach(), torch.full((4,), 0.5))
+    optimizer.zero_grad()
+    later.backward()
+    scaler.unscale_(optimizer)
+    assert torch.equal(param.grad, torch.full((4,), 2.0))
