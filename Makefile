@@ -29,8 +29,8 @@ say = @printf '==> %s\n' $(1)
 fail = { printf '\nerror: %s\n' $(1) >&2; exit 1; }
 
 ##@ To try it
-demo: preflight $(BUILT)  ## Train a small classifier at several opt levels (about a minute once built)
-	$(call say,"examples/digits.py (about a minute)")
+demo: preflight $(BUILT)  ## Train a small classifier at several opt levels (a minute or two once built)
+	$(call say,"examples/digits.py (a minute or two)")
 	@$(PY) examples/digits.py $(DEMO_ARGS)
 
 test: preflight $(BUILT)  ## Run the tests; PYTEST_ARGS="-m slow", "-k adam", ...
@@ -145,7 +145,7 @@ $(BUILT): $(STAMPS)/packages build/stamps/settings $(SOURCES) $(if $(wildcard li
 	@$(check_compiler)
 	@export MAX_JOBS=$${MAX_JOBS:-$$($(PY) -c "$$PY_JOBS")}; \
 	printf '==> [4/4] the extension with %s, %s file(s) at a time (the first time 2-5 minutes, with CUDA 5-15)\n' '$(CXX)' "$$MAX_JOBS"; \
-	$(PIP) install --verbose --no-build-isolation --no-deps --editable . 2>&1 | tee build/build.log | $(ninja_lines) || { \
+	$(PIP) install --verbose --no-build-isolation --no-deps --config-settings editable_mode=compat --editable . 2>&1 | tee build/build.log | $(ninja_lines) || { \
 	  grep -E -A3 -m6 '[):] (fatal )?error:|undefined reference|^ *[A-Za-z]*Error: |Killed' build/build.log | cut -c1-300 >&2 || \
 	    tail -n 30 build/build.log >&2; \
 	  $(call fail,"the extension did not build: first errors above$(,) everything in build/build.log. Out of memory? make MAX_JOBS=1. \

@@ -76,6 +76,9 @@ def print_table(runs: Sequence[Run], console: Console, seconds: float) -> None:
     notes = [f"{seconds:.0f} s in all. BatchNorm's parameters are fp32 at every level but O3."]
     if any(run.level == "O3" for run in runs):
         notes.append("* O3 has no fp32 masters: an update too small for its 16-bit weight is lost.")
+    notes.append("Bytes leave out activations, which are half as large from O1 on.")
+    if all(run.watch.compute_dtype is not torch.float16 for run in runs):
+        notes.append("No fp16 here (a CPU uses bf16): O1 and O2 compute as O4 and O5 do, and no step overflows.")
     table.caption = "\n".join(notes)
     console.print(table)
 
@@ -94,7 +97,12 @@ def draw_losses(losses: dict[str, list[float]], folder: Path) -> Path:
         style = {"linewidth": 4.5 - 0.6 * number, "linestyle": ("-", "-", "-", "--", "-.", ":")[number % 6]}
         (line,) = axes.plot(range(1, len(values) + 1), smooth(values), label=level, **style)
         axes.plot(range(1, len(values) + 1), values, color=line.get_color(), alpha=0.15, linewidth=0.8)
-    axes.set(xlabel="step", ylabel="training loss", yscale="log", title="Digits: training loss at each opt level")
+    axes.set(
+        xlabel="step",
+        ylabel="training loss",
+        yscale="log",
+        title="Digits: training loss at each opt level (thin: each step)",
+    )
     axes.grid(alpha=0.3, which="both")
     axes.legend(title="opt level", ncols=2)
     path = folder / "losses.png"

@@ -116,7 +116,7 @@ def resolve(
 def _with_half_dtype(level: OptLevel, half_dtype: str | torch.dtype) -> OptLevel:
     dtype = HALF_DTYPES.get(half_dtype.removeprefix("torch.")) if isinstance(half_dtype, str) else half_dtype
     if dtype not in HALF_DTYPES.values():
-        raise OptLevelError(f"half_dtype={half_dtype!r} is no 16-bit type: use 'float16', 'bfloat16' or None.")
+        raise OptLevelError(f"half_dtype={half_dtype!r} is unknown: use 'float16', 'bfloat16' or None.")
     if level.half_dtype is None:
         raise OptLevelError(
             f"half_dtype={half_dtype!r} contradicts opt_level={level.name!r}, which computes in fp32: "

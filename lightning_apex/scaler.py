@@ -49,6 +49,7 @@ class LossScaler:
         min_loss_scale: The floor of the dynamic scale, above 0. It may lie below 1.
         max_loss_scale: The ceiling of the dynamic scale.
         max_consecutive_skips: After so many skipped steps in a row `LossScaleError` is raised; ``None`` for never.
+        enabled: False is the same as a fixed factor of 1.
 
     Raises:
         ValueError: If an argument is out of range; the message names it.
@@ -66,7 +67,9 @@ class LossScaler:
         min_loss_scale: float = 2.0**-10,
         max_loss_scale: float = 2.0**24,
         max_consecutive_skips: int | None = 50,
+        enabled: bool = True,
     ) -> None:
+        loss_scale = loss_scale if enabled else 1.0
         self.dynamic = loss_scale == "dynamic"
         rule = {
             "growth_factor": growth_factor,
@@ -130,12 +133,18 @@ class LossScaler:
             What ``optimizer.step(*args, **kwargs)`` returned, or ``None`` if the step was skipped.
 
         Raises:
-            RuntimeError: If a closure is given while scaling is enabled: its gradients would not be unscaled.
+            RuntimeError: If a closure is given while scaling is enabled, as its gradients would not be unscaled; or at
+                a second step of the same optimizer without an `update` in between.
         """
         if self.is_enabled() and (kwargs.get("closure") or any(map(callable, args))):
             raise RuntimeError(
                 "LossScaler.step() cannot unscale what a closure computes during the step: call the closure first, "
                 "then scaler.step(optimizer)."
+            )
+        if self.is_enabled() and any(step.is_of(optimizer) for step in self._finished):
+            raise RuntimeError(
+                f"LossScaler.step() was called twice for one {type(optimizer).__name__}: call scaler.update() after "
+                "each step."
             )
         step = self.open(optimizer)
         del self._steps[optimizer]

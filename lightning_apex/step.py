@@ -57,6 +57,10 @@ class OptimizerStep:
         self.exposed = False
         self._max_norm = 0.0
 
+    def is_of(self, optimizer: Optimizer) -> bool:
+        """Whether this is a step of that optimizer."""
+        return self._optimizer is optimizer
+
     # --- what happens between the backward pass and the update --------------------------------------------------
 
     def clip_norm(self, max_norm: float) -> None:

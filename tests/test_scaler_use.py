@@ -113,3 +113,20 @@ def test_pickle_and_deepcopy_keep_the_state():
         assert twin.max_consecutive_skips == 7
         train(twin, FusedSGD(params), params, [True])
         assert twin.state_dict() != scaler.state_dict()
+
+
+def test_a_second_step_without_an_update_is_refused():
+    param = nn.Parameter(torch.ones(3))
+    optimizer, scaler = torch.optim.SGD([param], lr=0.1), LossScaler()
+    scaler.scale(param.sum()).backward()
+    scaler.step(optimizer)
+    with pytest.raises(RuntimeError, match=r"called twice for one SGD: call scaler\.update\(\)"):
+        scaler.step(optimizer)
+    scaler.update()
+    scaler.step(optimizer)
+
+
+def test_disabled_by_a_flag():
+    scaler = LossScaler(enabled=False)
+    loss = torch.ones(())
+    assert not scaler.is_enabled() and scaler.scale(loss) is loss and scaler.state_dict() == {}

@@ -122,6 +122,9 @@ class ApexPrecision(Precision):
         self._averaging: AveragingAdapter | None = None
         self._exposes_gradients = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.level.name!r})"
+
     # --- what people read ---------------------------------------------------------------------------------------
 
     @property
