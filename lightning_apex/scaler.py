@@ -149,7 +149,8 @@ class LossScaler:
         step = self.open(optimizer)
         del self._steps[optimizer]
         result = step.finish(*args, **kwargs)
-        self._finished.append(step)
+        if self.is_enabled():
+            self._finished.append(step)
         return result
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
