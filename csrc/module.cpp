@@ -49,6 +49,8 @@ py::list describe_optimizers() {
     py::dict row;
     row["name"] = info.name;
     row["states"] = info.states;
+    row["tensor_states"] = info.tensor_states;
+    row["n_norms"] = info.n_norms;
     row["hypers"] = info.hypers;
     rows.append(row);
   }

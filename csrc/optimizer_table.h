@@ -14,16 +14,20 @@ namespace lightning_apex {
 
 struct OptimizerInfo {
   std::string name;
-  std::vector<std::string> states, hypers;
+  std::vector<std::string> states, tensor_states, hypers;
+  int n_norms;
 };
 
 namespace detail {
 template <class F>
 OptimizerInfo describe() {
-  static_assert(F::n_state <= kMaxStates, "raise kMaxStates in rows.h");
-  OptimizerInfo info{F::name(), {}, {}};
+  static_assert(F::n_state <= kMaxStates && F::n_tensor_state <= kMaxTensorStates && F::n_norms <= kMaxNorms,
+                "raise kMaxStates, kMaxTensorStates or kMaxNorms in rows.h");
+  OptimizerInfo info{F::name(), {}, {}, {}, F::n_norms};
   for (int i = 0; i < F::n_state; ++i) info.states.emplace_back(F::state_name(i));
   for (int i = 0; i < F::n_hyper; ++i) info.hypers.emplace_back(F::hyper_name(i));
+  if constexpr (F::n_tensor_state > 0)
+    for (int i = 0; i < F::n_tensor_state; ++i) info.tensor_states.emplace_back(F::tensor_state_name(i));
   return info;
 }
 constexpr size_t largest(std::initializer_list<size_t> sizes) {

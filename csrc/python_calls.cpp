@@ -93,13 +93,33 @@ void reconcile_masters_(py::handle masters, py::handle params) {
 
 void fused_step_(const std::string& name, py::handle params, py::handle grads, py::handle masters, py::handle states,
                  py::handle steps, const std::vector<double>& hypers, const OptionalTensor& lr,
-                 const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
+                 const OptionalTensor& multiplier, const OptionalTensor& found_inf, const OptionalTensor& norms) {
   HANDLE_TH_ERRORS
-  using Function = void(std::string_view, TensorList, TensorList, TensorList, TensorList, TensorList,
-                        at::ArrayRef<double>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&);
+  using Function =
+      void(std::string_view, TensorList, TensorList, TensorList, TensorList, TensorList, at::ArrayRef<double>,
+           const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&);
   static const auto op = find<Function>("lightning_apex::fused_step_");
   call(op, name, Borrowed(params, "params"), Borrowed(grads, "grads"), Borrowed(masters, "masters"),
-       Borrowed(states, "states"), Borrowed(steps, "steps"), hypers, lr, multiplier, found_inf);
+       Borrowed(states, "states"), Borrowed(steps, "steps"), hypers, lr, multiplier, found_inf, norms);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+Tensor fused_norms_(const std::string& name, py::handle params, py::handle grads, py::handle masters, py::handle states,
+                    py::handle steps, const std::vector<double>& hypers, const OptionalTensor& lr,
+                    const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
+  HANDLE_TH_ERRORS
+  using Function = Tensor(std::string_view, TensorList, TensorList, TensorList, TensorList, TensorList,
+                          at::ArrayRef<double>, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&);
+  static const auto op = find<Function>("lightning_apex::fused_norms_");
+  return call(op, name, Borrowed(params, "params"), Borrowed(grads, "grads"), Borrowed(masters, "masters"),
+              Borrowed(states, "states"), Borrowed(steps, "steps"), hypers, lr, multiplier, found_inf);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+Tensor tensor_norms(py::handle tensors, double ord) {
+  HANDLE_TH_ERRORS
+  static const auto op = find<Tensor(TensorList, double)>("lightning_apex::tensor_norms");
+  return call(op, Borrowed(tensors, "tensors"), ord);
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
@@ -111,6 +131,8 @@ void bind_calls(py::module_& m) {
   m.def("copy_scaled_", &copy_scaled_);
   m.def("reconcile_masters_", &reconcile_masters_);
   m.def("fused_step_", &fused_step_);
+  m.def("fused_norms_", &fused_norms_);
+  m.def("tensor_norms", &tensor_norms);
 }
 
 }  // namespace lightning_apex

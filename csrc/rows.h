@@ -9,7 +9,8 @@ namespace lightning_apex {
 
 using c10::ScalarType;
 
-constexpr int kMaxStates = 4;  // of any row of optimizers.h; optimizer_table.h checks it
+// The most that any row of optimizers.h has; optimizer_table.h checks it.
+constexpr int kMaxStates = 4, kMaxTensorStates = 1, kMaxNorms = 2;
 
 struct CopyRow {
   void* dst;  // == src where the operator works in place, nullptr where it only reads
@@ -24,6 +25,8 @@ struct StepRow {
   float* master;  // nullptr: the parameter is its own master
   void* state[kMaxStates];
   float* step;
+  void* tensor_state[kMaxTensorStates];  // a double where the parameter is one, else a float
+  double* norms;  // n_norms of them, as the first pass leaves them; nullptr: nobody has made room for them yet
   int64_t numel;
   ScalarType param_dtype, grad_dtype, state_dtype;
 };

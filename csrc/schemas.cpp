@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "tensor_lists.h"
+#include "step_call.h"
 
 namespace lightning_apex {
 
@@ -19,7 +19,11 @@ void define_schemas(torch::Library& m) {
   m.def("reconcile_masters_(Tensor(a!)[] masters, Tensor[] params) -> ()");
   m.def(
       "fused_step_(str name, Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] masters, Tensor(c!)[] states, "
-      "Tensor(d!)[] steps, float[] hypers, Tensor? lr, Tensor? multiplier, Tensor? found_inf) -> ()");
+      "Tensor(d!)[] steps, float[] hypers, Tensor? lr, Tensor? multiplier, Tensor? found_inf, Tensor? norms) -> ()");
+  m.def(
+      "fused_norms_(str name, Tensor[] params, Tensor[] grads, Tensor[] masters, Tensor(a!)[] states, Tensor[] steps, "
+      "float[] hypers, Tensor? lr, Tensor? multiplier, Tensor? found_inf) -> Tensor norms");
+  m.def("tensor_norms(Tensor[] tensors, float ord) -> Tensor");
   m.def(
       "update_scale_(Tensor(a!) scale, Tensor(b!) trackers, Tensor found_inf, float growth_factor, "
       "float backoff_factor, int growth_interval, int hysteresis, float min_scale, float max_scale) -> ()");
@@ -57,12 +61,35 @@ void reconcile_masters_(TensorList masters, TensorList params) {
   expect_no_tensors("reconcile_masters_", "masters", masters);
 }
 
-void fused_step_(std::string_view, TensorList params, TensorList grads, TensorList masters, TensorList states,
-                 TensorList steps, at::ArrayRef<double>, const OptionalTensor&, const OptionalTensor&,
-                 const OptionalTensor&) {
-  const std::pair<const char*, TensorList> lists[] = {
-      {"grads", grads}, {"params", params}, {"masters", masters}, {"states", states}, {"steps", steps}};
-  for (const auto& [name, list] : lists) expect_no_tensors("fused_step_", name, list);
+void expect_no_step(const StepCall& call) {
+  const std::pair<const char*, TensorList> lists[] = {{"grads", call.grads},
+                                                      {"params", call.params},
+                                                      {"masters", call.masters},
+                                                      {"states", call.states},
+                                                      {"steps", call.steps}};
+  for (const auto& [name, list] : lists) expect_no_tensors(call.op(), name, list);
+}
+
+void fused_step_(std::string_view name, TensorList params, TensorList grads, TensorList masters, TensorList states,
+                 TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
+                 const OptionalTensor& multiplier, const OptionalTensor& found_inf, const OptionalTensor& norms) {
+  expect_no_step({Passes::all, name, params, grads, masters, states, steps, hypers, lr, multiplier, found_inf, norms});
+}
+
+Tensor fused_norms_(std::string_view name, TensorList params, TensorList grads, TensorList masters, TensorList states,
+                    TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
+                    const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
+  const OptionalTensor none;
+  const StepCall call{Passes::first, name,   params, grads,      masters,   states,
+                      steps,         hypers, lr,     multiplier, found_inf, none};
+  expect_no_step(call);
+  return at::zeros({0, n_norms(call)}, at::kDouble);
+}
+
+Tensor tensor_norms(TensorList tensors, double ord) {
+  is_max_norm(ord);
+  expect_no_tensors("tensor_norms", "tensors", tensors);
+  return at::zeros({0}, at::kDouble);
 }
 
 }  // namespace
@@ -73,6 +100,8 @@ void implement_calls_without_tensors(torch::Library& m) {
   m.impl("unscale_", &unscale_);
   m.impl("reconcile_masters_", &reconcile_masters_);
   m.impl("fused_step_", &fused_step_);
+  m.impl("fused_norms_", &fused_norms_);
+  m.impl("tensor_norms", &tensor_norms);
 }
 
 }  // namespace lightning_apex

@@ -4,7 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "optimizer_table.h"
+#include <cmath>
+
 #include "tensor_facts.h"
 
 namespace lightning_apex {
@@ -100,138 +101,13 @@ void FlatViews::write_back() {
   written_.clear();
 }
 
-// ---- fused_step_ ----
-
-namespace {
-
-constexpr const char* kStep = "fused_step_";
-
-void check_step_dtypes(const StepCall& call, size_t n_state) {
-  const size_t n = call.params.size();
-  for (size_t i = 0; i < n; ++i) {
-    const ScalarType param = call.params[i].scalar_type(), grad = call.grads[i].scalar_type();
-    TORCH_CHECK_TYPE(grad == param || (grad == ScalarType::Float && is_half(param)), kStep, ": grads[", i, "] is ",
-                     dtype_name(grad), " and params[", i, "] is ", dtype_name(param),
-                     "; a gradient has its parameter's dtype, or float32 for a half parameter");
-    if (!call.masters.empty()) {
-      TORCH_CHECK_TYPE(is_half(param), kStep, ": params[", i, "] is ", dtype_name(param),
-                       "; only float16 and bfloat16 parameters have masters, call once for each kind");
-      TORCH_CHECK_TYPE(call.masters[i].scalar_type() == ScalarType::Float, kStep, ": masters[", i, "] is ",
-                       dtype_name(call.masters[i].scalar_type()), "; expected torch.float32");
-    }
-    for (size_t s = 0; s < n_state; ++s) {
-      const ScalarType state = call.states[s * n + i].scalar_type();
-      const bool fits = param == ScalarType::Double ? state == ScalarType::Double
-                                                    : state == ScalarType::Float || state == ScalarType::BFloat16;
-      TORCH_CHECK_TYPE(fits, kStep, ": states[", s * n + i, "] is ", dtype_name(state), "; for a parameter that is ",
-                       dtype_name(param), " expected ",
-                       param == ScalarType::Double ? "torch.float64" : "torch.float32 or torch.bfloat16");
-      TORCH_CHECK_TYPE(state == call.states[i].scalar_type(), kStep, ": states[", s * n + i, "] is ", dtype_name(state),
-                       " and states[", i, "] is ", dtype_name(call.states[i].scalar_type()),
-                       "; the states of one parameter have one dtype");
-    }
-  }
-}
-
-// Whether params[i] and what belongs to it need no further look. `plain` knows params[0].
-bool is_plain_row(const StepCall& call, size_t i, size_t n_state, const Plain& plain) {
-  const size_t n = call.params.size();
-  const Tensor& param = call.params[i];
-  const ScalarType dtype = param.scalar_type();
-  const bool has_master = !call.masters.empty();
-  if (!plain(param) || !is_float(dtype) || (has_master && !is_half(dtype))) return false;
-  const at::IntArrayRef sizes = param.sizes();
-  if (!plain(call.grads[i], dtype, sizes)) return false;
-  if (has_master && !plain(call.masters[i], ScalarType::Float, sizes)) return false;
-  const ScalarType state = dtype == ScalarType::Double ? dtype : ScalarType::Float;
-  for (size_t s = 0; s < n_state; ++s)
-    if (!plain(call.states[s * n + i], state, sizes)) return false;
-  const Tensor& step = call.steps[i];
-  return plain(step) && step.scalar_type() == ScalarType::Float && step.numel() == 1;
-}
-
-bool all_plain(const StepCall& call, size_t n_state, at::Device device) {
-  if (call.params.empty()) return true;
-  check_list(kStep, "params", call.params.slice(0, 1), device);
-  const Plain plain(call.params[0]);
-  for (size_t i = 0; i < call.params.size(); ++i)
-    if (!is_plain_row(call, i, n_state, plain)) return false;
-  return true;
-}
-
-void check_step_controls(const StepCall& call, at::Device device) {
-  check_value(kStep, "multiplier", call.multiplier, ScalarType::Float, 1, device);
-  check_value(kStep, "found_inf", call.found_inf, ScalarType::Float, 1, device);
-  if (!call.lr.has_value()) return;
-  const Tensor& lr = *call.lr;
-  TORCH_CHECK_VALUE(lr.numel() == 1 && lr.layout() == at::kStrided && (lr.device() == device || lr.device().is_cpu()),
-                    kStep, ": lr must hold one number, on ", device, " or the CPU; it has shape ", lr.sizes(), " on ",
-                    lr.device());
-  TORCH_CHECK_TYPE(is_float(lr.scalar_type()), kStep, ": lr is ", dtype_name(lr.scalar_type()),
-                   "; expected a floating-point tensor");
-}
-
-void check_step_lists(const StepCall& call, size_t n_state, at::Device device) {
-  for (size_t i = 0; i < call.steps.size(); ++i)
-    check_value(kStep, ("steps[" + std::to_string(i) + "]").c_str(), call.steps[i], ScalarType::Float, 1, device);
-  const std::pair<const char*, TensorList> lists[] = {
-      {"params", call.params}, {"masters", call.masters}, {"states", call.states}, {"grads", call.grads}};
-  for (const auto& [name, list] : lists) {
-    check_list(kStep, name, list, device);
-    check_shapes(kStep, name, list, "params", call.params);
-    if (list.data() != call.grads.data()) check_no_overlap(kStep, name, list);
-  }
-  check_step_dtypes(call, n_state);
-}
-
-}  // namespace
-
-int check_step(std::string_view name, const StepCall& call, at::Device device) {
-  const int index = optimizer_index(name);
-  TORCH_CHECK_VALUE(index >= 0, kStep, ": there is no optimizer \"", name, "\"; optimizer_table() lists them");
-  const OptimizerInfo& info = optimizer_table()[index];
-  const size_t n = call.params.size(), n_state = info.states.size();
-  check_length(kStep, "grads", call.grads.size(), "one for each parameter", n);
-  if (!call.masters.empty()) check_length(kStep, "masters", call.masters.size(), "none, or one for each parameter", n);
-  check_length(kStep, "states", call.states.size(), "all parameters' first states, then all second, ...", n_state * n);
-  check_length(kStep, "steps", call.steps.size(), "one for each parameter", n);
-  TORCH_CHECK_VALUE(call.hypers.size() == info.hypers.size(), kStep, ": hypers has ", call.hypers.size(), " values, \"",
-                    name, "\" takes ", info.hypers.size());
-  check_step_controls(call, device);
-  if (!all_plain(call, n_state, device)) check_step_lists(call, n_state, device);
-  return index;
-}
-
-std::vector<StepRow> step_rows(const StepCall& call, FlatViews& views) {
-  const size_t n = call.params.size(), n_state = n == 0 ? 0 : call.states.size() / n;
-  std::vector<StepRow> rows(n);
-  for (size_t i = 0; i < n; ++i) {
-    StepRow& row = rows[i];
-    const Tensor& param = views.lead(call.params[i], Access::read_write);
-    const auto flat = [&, contiguous = param.is_contiguous()](const Tensor& t, Access access) -> const Tensor& {
-      return contiguous && t.is_contiguous() ? t : views.follow(t, param, access);
-    };
-    row.param = param.mutable_data_ptr();
-    row.grad = flat(call.grads[i], Access::read).const_data_ptr();
-    row.master = nullptr;
-    if (!call.masters.empty()) row.master = flat(call.masters[i], Access::read_write).mutable_data_ptr<float>();
-    for (size_t s = 0; s < n_state; ++s)
-      row.state[s] = flat(call.states[s * n + i], Access::read_write).mutable_data_ptr();
-    row.step = static_cast<float*>(call.steps[i].mutable_data_ptr());
-    row.numel = param.numel();
-    row.param_dtype = param.scalar_type();
-    row.grad_dtype = call.grads[i].scalar_type();
-    row.state_dtype = n_state == 0 ? (row.param_dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float)
-                                   : call.states[i].scalar_type();
-  }
-  return rows;
-}
-
-void bump_versions(const StepCall& call) {
-  for (const TensorList list : {call.params, call.masters, call.states, call.steps}) bump_versions(list);
-}
-
 // ---- the other operators ----
+
+bool is_max_norm(double ord) {
+  const bool is_max = ord > 0 && std::isinf(ord);
+  TORCH_CHECK_VALUE(is_max || ord == 2, "tensor_norms: ord is ", ord, "; expected 2 or inf");
+  return is_max;
+}
 
 void check_copy(TensorList dst, TensorList src, const OptionalTensor& multiplier, const OptionalTensor& found_inf,
                 at::Device device) {

@@ -8,7 +8,6 @@
 #include <deque>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -57,21 +56,10 @@ class FlatViews {
   std::vector<std::pair<Tensor, Tensor>> written_;  // (original, temporary)
 };
 
-// ---- fused_step_ ----
+// ---- the operators on one or two lists ----
 
-// The arguments of fused_step_ as the dispatcher hands them over.
-struct StepCall {
-  TensorList params, grads, masters, states, steps;
-  at::ArrayRef<double> hypers;
-  const OptionalTensor &lr, &multiplier, &found_inf;
-};
-
-// Checks the call and returns the optimizer's place in the table.
-int check_step(std::string_view name, const StepCall& call, at::Device device);
-std::vector<StepRow> step_rows(const StepCall& call, FlatViews& views);
-void bump_versions(const StepCall& call);
-
-// ---- the others ----
+// Whether `ord` of tensor_norms is infinity; refuses all but that and 2.
+bool is_max_norm(double ord);
 
 void check_copy(TensorList dst, TensorList src, const OptionalTensor& multiplier, const OptionalTensor& found_inf,
                 at::Device device);

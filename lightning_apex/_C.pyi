@@ -24,5 +24,20 @@ def fused_step_(
     lr: Tensor | None,
     multiplier: Tensor | None,
     found_inf: Tensor | None,
+    norms: Tensor | None,
     /,
 ) -> None: ...
+def fused_norms_(
+    name: str,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    states: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    hypers: Sequence[float],
+    lr: Tensor | None,
+    multiplier: Tensor | None,
+    found_inf: Tensor | None,
+    /,
+) -> Tensor: ...
+def tensor_norms(tensors: Sequence[Tensor], ord: float, /) -> Tensor: ...

@@ -2,7 +2,7 @@
 
 This module is the one door to the kernels. Every function takes lists of dense tensors that are on one device (CPU or
 CUDA) and may differ in shape, memory format and dtype (float32, float16, bfloat16, float64), makes one pass over their
-memory, and checks its arguments before it writes anything. A name ending in ``_`` writes its first argument. On CUDA no
+memory, and checks its arguments before it writes anything. A name ending in ``_`` writes its arguments, as each says. On CUDA no
 function waits for the device. None of them is differentiable.
 """
 
@@ -18,6 +18,7 @@ __all__ = [
     "build_info",
     "copy_scaled_",
     "cpu_backend",
+    "fused_norms_",
     "fused_step_",
     "has_cuda",
     "measure_gradients",
@@ -25,6 +26,7 @@ __all__ = [
     "reconcile_masters_",
     "set_cpu_backend",
     "step_factors",
+    "tensor_norms",
     "unscale_",
     "update_scale_",
 ]
@@ -127,8 +129,9 @@ def fused_step_(
     lr: Tensor | None = None,
     multiplier: Tensor | None = None,
     found_inf: Tensor | None = None,
+    norms: Tensor | None = None,
 ) -> None:
-    """Makes one optimizer step on all parameters, in one pass over memory.
+    """Makes one optimizer step on all parameters, in one pass over memory, or two where it needs norms of whole tensors.
 
     Args:
         name: An optimizer of `optimizer_table`.
@@ -136,14 +139,69 @@ def fused_step_(
         grads: One for each parameter, of its dtype, or float32 for a half parameter. They are not written.
         masters: Empty, or one float32 tensor for each half parameter: the update goes to the master and, rounded, to
             the parameter. A master that does not round to its parameter takes the parameter's value first.
-        states: All parameters' first states, then all second, and so on; float32 or bfloat16, float64 for float64.
+        states: All parameters' first states, then all second, and so on; float32 or bfloat16, float64 for float64. Then,
+            likewise, the states of one number a tensor (``tensor_states``); float32, float64 for float64.
         steps: float32 0-dim tensors: the updates made so far, each counted up by one.
         hypers: Hyperparameters in the order of `optimizer_table`.
         lr: A learning rate in place of the first hyperparameter (one element, any floating dtype).
         multiplier: A factor for every gradient (float32, one element), as from `step_factors`.
         found_inf: Where not 0, nothing at all is written (float32, one element).
+        norms: What `fused_norms_` returned for the same arguments, or the sum of that over all shards of each tensor:
+            then only the second pass is made.
     """
-    _lists().fused_step_(name, params, grads, masters, states, steps, hypers, lr, multiplier, found_inf)
+    _lists().fused_step_(name, params, grads, masters, states, steps, hypers, lr, multiplier, found_inf, norms)
+
+
+def fused_norms_(
+    name: str,
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    masters: Sequence[Tensor],
+    states: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    hypers: Sequence[float],
+    lr: Tensor | None = None,
+    multiplier: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> Tensor:
+    """Makes the first pass of a step that needs norms of whole tensors, for tensors that are shards of larger ones.
+
+    It may write the states (LAMB's does), and nothing else. `fused_step_` with the result makes the second pass.
+
+    Args:
+        name: An optimizer of `optimizer_table` whose ``n_norms`` is not 0.
+        params: As for `fused_step_`, like all that follow.
+        grads: One for each parameter.
+        masters: Empty, or one for each parameter.
+        states: All parameters' first states, and so on.
+        steps: The updates made so far.
+        hypers: Hyperparameters in the order of `optimizer_table`.
+        lr: A learning rate in place of the first hyperparameter.
+        multiplier: A factor for every gradient.
+        found_inf: Where not 0, nothing is written, and all norms are 0.
+
+    Returns:
+        float64 of shape ``[len(params), n_norms]``: sums of squares, or the largest magnitudes where the optimizer takes
+        those (NovoGrad with another ``norm_type`` than 2). The norms of shards add up, or their maximum is taken.
+    """
+    result: Tensor = _lists().fused_norms_(
+        name, params, grads, masters, states, steps, hypers, lr, multiplier, found_inf
+    )
+    return result
+
+
+def tensor_norms(tensors: Sequence[Tensor], ord: float = 2.0) -> Tensor:
+    """Reads every tensor once and returns a norm of each, in a form that adds up over shards.
+
+    Args:
+        tensors: Any number of tensors; empty ones, and none at all, are fine.
+        ord: 2 for the sum of squares (its root is the norm), infinity for the largest magnitude.
+
+    Returns:
+        float64 of shape ``[len(tensors)]``, NaN where a tensor holds a NaN.
+    """
+    result: Tensor = _lists().tensor_norms(tensors, ord)
+    return result
 
 
 def update_scale_(
@@ -195,6 +253,16 @@ def _fake_flags(tensors: Sequence[Tensor], *_: Any) -> Tensor:
     return _flags(tensors)
 
 
+def _fake_fused_norms_(name: str, params: Sequence[Tensor], *_: Any) -> Tensor:
+    device = params[0].device if params else "cpu"
+    columns = {row["name"]: row["n_norms"] for row in optimizer_table()}[name]
+    return torch.empty(len(params), columns, dtype=torch.float64, device=device)
+
+
+def _fake_tensor_norms(tensors: Sequence[Tensor], ord: float) -> Tensor:
+    return torch.empty(len(tensors), dtype=torch.float64, device=tensors[0].device if tensors else "cpu")
+
+
 def _fake_nothing(*_: Any) -> None:
     return None
 
@@ -207,6 +275,8 @@ def _register_fakes(namespace: str) -> None:
         "copy_scaled_": _fake_flags,
         "reconcile_masters_": _fake_nothing,
         "fused_step_": _fake_nothing,
+        "fused_norms_": _fake_fused_norms_,
+        "tensor_norms": _fake_tensor_norms,
         "update_scale_": _fake_nothing,
     }
     for name, fake in fakes.items():

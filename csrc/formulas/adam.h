@@ -12,7 +12,7 @@
 namespace lightning_apex {
 
 template <bool amsgrad>
-struct AdamFormula {
+struct AdamFormula : ElementWise {
   static constexpr int n_state = amsgrad ? 3 : 2;
   static constexpr int n_hyper = 8;
   static constexpr const char* name() { return amsgrad ? "adam_amsgrad" : "adam"; }

@@ -10,7 +10,7 @@
 namespace lightning_apex {
 
 template <bool with_momentum>
-struct SGDFormula {
+struct SGDFormula : ElementWise {
   static constexpr int n_state = with_momentum ? 1 : 0;
   static constexpr int n_hyper = 7;
   static constexpr const char* name() { return with_momentum ? "sgd_momentum" : "sgd"; }
