@@ -96,6 +96,12 @@ template <class T>
 void store_relaxed(T* p, T value) {
   __atomic_store(p, &value, __ATOMIC_RELAXED);
 }
+template <class T>
+T load_relaxed(const T* p) {
+  T value;
+  __atomic_load(p, &value, __ATOMIC_RELAXED);
+  return value;
+}
 
 #elif defined(__CUDACC__)
 
@@ -128,10 +134,24 @@ template <class T>
 __device__ __forceinline__ void store_relaxed(T* p, T value) {
   *static_cast<volatile T*>(p) = value;
 }
+// What another block wrote, past this multiprocessor's own cache.
+template <class T>
+__device__ __forceinline__ T load_relaxed(const T* p) {
+  return *static_cast<const volatile T*>(p);
+}
 
 #endif
 
 #if defined(SIMT_EMU) || defined(__CUDACC__)
+
+// Whether this is the last of `count` calls with `arrivals`: 0 before the first, and again after the last. What the
+// calling threads did before, the last may read, and what they read, it may overwrite.
+__device__ __forceinline__ bool arrives_last(uint32_t* arrivals, uint32_t count) {
+  __threadfence();
+  const bool last = atomicInc(arrivals, count - 1) == count - 1;
+  __threadfence();
+  return last;
+}
 
 template <int N, class T>
 __device__ __forceinline__ bool is_aligned(const T* p) {

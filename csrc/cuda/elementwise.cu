@@ -1,4 +1,4 @@
-// Copies that scale and convert, masters that follow their parameters, and step counts.
+// Copies that scale and convert, and masters that follow their parameters.
 #include "launchers.h"
 #include "multi_tensor.h"
 #include "reconcile.cuh"
@@ -11,14 +11,16 @@ constexpr int kThreads = 512, kChunk = 16384;
 // dst and src may be the same memory, then of the same type.
 template <class Dst, class Src>
 __global__ void __launch_bounds__(kThreads)
-    copy_scaled_kernel(const TensorTable<2> table, const float* multiplier, uint8_t* nonfinite, float* found_inf) {
+    copy_scaled_kernel(const __grid_constant__ TensorTable<2> table, const float* multiplier, uint8_t* nonfinite,
+                       float* found_inf) {
   using Compute = compute_t<Dst, Src>;
   constexpr int kWidth = 16 / (sizeof(Dst) < sizeof(Src) ? sizeof(Dst) : sizeof(Src));
   const Chunk chunk = find_chunk(table, kChunk);
-  Dst* dst = static_cast<Dst*>(table.data[0][chunk.tensor]) + chunk.begin;
-  const Src* src = static_cast<const Src*>(table.data[1][chunk.tensor]) + chunk.begin;
+  const TensorEntry<2>& entry = entry_of(table, chunk.tensor);
+  Dst* dst = static_cast<Dst*>(entry.data[0]) + chunk.begin;
+  const Src* src = static_cast<const Src*>(entry.data[1]) + chunk.begin;
   const Compute factor = multiplier != nullptr ? Compute(*multiplier) : Compute(1);
-  const bool only_judge = table.data[0][chunk.tensor] == table.data[1][chunk.tensor] && factor == 1;
+  const bool only_judge = entry.data[0] == entry.data[1] && factor == 1;
 
   bool bad = false;
   for_elements<kWidth>(chunk.size, is_aligned<kWidth>(dst) && is_aligned<kWidth>(src), [&](auto width, int i) {
@@ -33,17 +35,18 @@ __global__ void __launch_bounds__(kThreads)
     if (!only_judge) store(dst + i, y);
   });
   if (__any_sync(kFullWarp, bad) && threadIdx.x % 32 == 0) {
-    store_relaxed(nonfinite + table.position[chunk.tensor], uint8_t(1));
+    store_relaxed(nonfinite + entry.head.position, uint8_t(1));
     if (found_inf != nullptr) store_relaxed(found_inf, 1.0f);
   }
 }
 
 template <class P>
-__global__ void __launch_bounds__(kThreads) reconcile_kernel(const TensorTable<2> table) {
+__global__ void __launch_bounds__(kThreads) reconcile_kernel(const __grid_constant__ TensorTable<2> table) {
   constexpr int kWidth = 16 / sizeof(P);
   const Chunk chunk = find_chunk(table, kChunk);
-  float* master = static_cast<float*>(table.data[0][chunk.tensor]) + chunk.begin;
-  const P* param = static_cast<const P*>(table.data[1][chunk.tensor]) + chunk.begin;
+  const TensorEntry<2>& entry = entry_of(table, chunk.tensor);
+  float* master = static_cast<float*>(entry.data[0]) + chunk.begin;
+  const P* param = static_cast<const P*>(entry.data[1]) + chunk.begin;
   for_elements<kWidth>(chunk.size, is_aligned<kWidth>(master) && is_aligned<kWidth>(param), [&](auto width, int i) {
     constexpr int N = decltype(width)::value;
     const Vec<P, N> p = load<N>(param + i);
@@ -58,60 +61,39 @@ __global__ void __launch_bounds__(kThreads) reconcile_kernel(const TensorTable<2
   });
 }
 
-constexpr int kStepsAtOnce = 480;
-struct StepList {
-  float* step[kStepsAtOnce];
-  int count;
-};
-
-__global__ void advance_steps_kernel(const StepList list, const float* found_inf) {
-  if (found_inf != nullptr && *found_inf != 0) return;
-  const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < list.count) *list.step[i] += 1;
-}
-
 }  // namespace
 
 void launch_copy_scaled(const std::vector<CopyRow>& rows, const float* multiplier, uint8_t* nonfinite, float* found_inf,
-                        Stream stream) {
+                        Tables& tables) {
   const auto start = [&](auto dst, auto src) {
     using Dst = typename decltype(dst)::type;
     using Src = typename decltype(src)::type;
-    auto writer = table_writer<2>(kChunk, [&](const TensorTable<2>& table, unsigned chunks) {
-      launch(copy_scaled_kernel<Dst, Src>, {chunks, kThreads, 0, stream}, table, multiplier, nonfinite, found_inf);
-    });
+    TensorLister<2> list(kChunk);
     for (size_t i = 0; i < rows.size(); ++i) {
       const CopyRow& row = rows[i];
       if (row.dst_dtype == dtype_of<Dst> && row.src_dtype == dtype_of<Src>)
-        writer.add(int(i), row.numel, {row.dst, row.src});
+        list.add(int(i), row.numel, {row.dst, row.src});
     }
-    writer.flush();
+    list.launch_all(tables, [&](const TensorTable<2>& table, unsigned chunks, int64_t) {
+      launch(copy_scaled_kernel<Dst, Src>, {chunks, kThreads, 0, tables.stream()}, table, multiplier, nonfinite,
+             found_inf);
+    });
   };
   for_each_type([&](auto dst) { for_each_type([&](auto src) { start(dst, src); }); });
 }
 
-void launch_reconcile(const std::vector<CopyRow>& rows, Stream stream) {
+void launch_reconcile(const std::vector<CopyRow>& rows, Tables& tables) {
   const auto start = [&](auto tag) {
     using P = typename decltype(tag)::type;
-    auto writer = table_writer<2>(kChunk, [&](const TensorTable<2>& table, unsigned chunks) {
-      launch(reconcile_kernel<P>, {chunks, kThreads, 0, stream}, table);
-    });
+    TensorLister<2> list(kChunk);
     for (size_t i = 0; i < rows.size(); ++i)
-      if (rows[i].src_dtype == dtype_of<P>) writer.add(int(i), rows[i].numel, {rows[i].dst, rows[i].src});
-    writer.flush();
+      if (rows[i].src_dtype == dtype_of<P>) list.add(int(i), rows[i].numel, {rows[i].dst, rows[i].src});
+    list.launch_all(tables, [&](const TensorTable<2>& table, unsigned chunks, int64_t) {
+      launch(reconcile_kernel<P>, {chunks, kThreads, 0, tables.stream()}, table);
+    });
   };
   start(Tag<c10::Half>{});
   start(Tag<c10::BFloat16>{});
-}
-
-void launch_advance_steps(const std::vector<float*>& steps, const float* found_inf, Stream stream) {
-  constexpr unsigned kThreadsHere = 128;
-  for (size_t first = 0; first < steps.size(); first += kStepsAtOnce) {
-    StepList list{};
-    for (size_t i = first; i < steps.size() && list.count < kStepsAtOnce; ++i) list.step[list.count++] = steps[i];
-    const unsigned blocks = (unsigned(list.count) + kThreadsHere - 1) / kThreadsHere;
-    launch(advance_steps_kernel, {blocks, kThreadsHere, 0, stream}, list, found_inf);
-  }
 }
 
 }  // namespace lightning_apex

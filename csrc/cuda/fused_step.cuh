@@ -1,166 +1,144 @@
-// The update of parameters, for any formula and any mixture of types. One translation unit a parameter type includes
-// this, so that they compile side by side.
+// The update of parameters, for any formula and any mixture of types. One translation unit a parameter type and kind of
+// formula includes this, so that they compile side by side.
 #pragma once
 
-#include "device.h"  // before any formula: it says what __device__ is
-
-#include "../optimizers.h"
-#include "launchers.h"
-#include "multi_tensor.h"
-#include "reconcile.cuh"
+#include "fused_norms.cuh"
+#include "step_chunk.cuh"
 
 namespace lightning_apex {
 
-constexpr int kStepThreads = 256, kStepChunk = 16384;
-
-// Where an element lives, in the order of a table's addresses: parameter, gradient, step, [master], states.
-template <class Formula, bool has_master>
-constexpr int kStepPointers = 3 + (has_master ? 1 : 0) + Formula::n_state;
-template <class Formula, bool has_master>
-using StepTable = TensorTable<kStepPointers<Formula, has_master>>;
-
-template <class Formula, class P, class G, class S, bool has_master>
-struct StepChunk {
-  using Compute = compute_t<P>;
-  using Consts = typename Formula::template Consts<Compute>;
-  static constexpr int kStates = Formula::n_state > 0 ? Formula::n_state : 1;
-
-  P* param;
-  const G* grad;
-  float* master;
-  S* state[kStates];
-
-  template <int N>
-  __device__ __forceinline__ bool aligned() const {
-    bool all = is_aligned<N>(param) && is_aligned<N>(grad);
-    if constexpr (has_master) all = all && is_aligned<N>(master);
+template <class Case, int N>
+__device__ __forceinline__ void update_elements(const StepChunk<Case>& chunk, int i, typename Case::Compute multiplier,
+                                                const typename Case::Consts& consts) {
+  using Formula = typename Case::Formula;
+  using Compute = typename Case::Compute;
+  StepVec<Case, N> vec;
+  vec.load_values(chunk, i);
+  vec.load_states(chunk, i);
+  if constexpr (!Case::has_advanced()) vec.load_grad(chunk, i);
 #pragma unroll
-    for (int k = 0; k < Formula::n_state; ++k) all = all && is_aligned<N>(state[k]);
-    return all;
+  for (int j = 0; j < N; ++j) {
+    Compute value = vec.value(j), states[Case::kStates], grad = 0;
+    if constexpr (!Case::has_advanced()) grad = Compute(vec.grad.v[j]) * multiplier;
+    vec.get_states(j, states);
+    Formula::update(value, grad, states, consts);
+    vec.set_value(j, value);
+    if constexpr (!Case::has_advanced()) vec.set_states(j, states);
   }
-
-  template <int N>
-  __device__ __forceinline__ void update(int i, Compute multiplier, const Consts& consts) const {
-    Vec<P, N> p = load<N>(param + i);
-    const Vec<G, N> g = load<N>(grad + i);
-    Vec<float, N> m;
-    if constexpr (has_master) m = load<N>(master + i);
-    Vec<S, N> s[kStates];
-#pragma unroll
-    for (int k = 0; k < Formula::n_state; ++k) s[k] = load<N>(state[k] + i);
-
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
-      Compute value = Compute(p.v[j]), states[kStates];
-      if constexpr (has_master) value = reconcile(m.v[j], p.v[j]);
-#pragma unroll
-      for (int k = 0; k < Formula::n_state; ++k) states[k] = Compute(s[k].v[j]);
-      Formula::update(value, Compute(g.v[j]) * multiplier, states, consts);
-#pragma unroll
-      for (int k = 0; k < Formula::n_state; ++k) s[k].v[j] = S(states[k]);
-      if constexpr (has_master) m.v[j] = value;
-      p.v[j] = P(value);
-    }
-
-    store(param + i, p);
-    if constexpr (has_master) store(master + i, m);
-#pragma unroll
-    for (int k = 0; k < Formula::n_state; ++k) store(state[k] + i, s[k]);
-  }
-};
-
-// What one thread of a block works out for all.
-template <class Formula, class Compute>
-__device__ __forceinline__ typename Formula::template Consts<Compute> prepare_consts(const StepArguments& arguments,
-                                                                                     const float* step) {
-  double hypers[Formula::n_hyper];
-#pragma unroll
-  for (int i = 0; i < Formula::n_hyper; ++i) hypers[i] = arguments.hypers[i];
-  if (arguments.lr != nullptr) hypers[0] = read_scalar(arguments.lr, arguments.lr_dtype);
-  return Formula::template prepare<Compute>(hypers, double(*step) + 1);
+  vec.store_values(chunk, i);
+  if constexpr (!Case::has_advanced()) vec.store_states(chunk, i);
 }
 
-template <class Formula, class P, class G, class S, bool has_master>
+// What is the same for a whole tensor, by one thread of each of its blocks. When the last of them has read the step
+// count and the states of one number, it renews them.
+template <class Case>
+__device__ __forceinline__ typename Case::Consts begin_update(const typename Case::Table& table, const Chunk& chunk,
+                                                              const StepArguments& arguments) {
+  using Formula = typename Case::Formula;
+  using Compute = typename Case::Compute;
+  const typename Case::Entry& entry = entry_of(table, chunk.tensor);
+  const Hypers<Formula> hypers(arguments);
+  const double step = step_of<Case>(entry);
+  typename Case::Consts consts = Formula::template prepare<Compute>(hypers.h, step);
+  double of_tensor[Case::n_tensor_state > 0 ? Case::n_tensor_state : 1];
+  const auto tensor_state = [&](int k) { return static_cast<Compute*>(entry.data[Case::kTensorState + k]); };
+#pragma unroll
+  for (int k = 0; k < Case::n_tensor_state; ++k) of_tensor[k] = double(*tensor_state(k));
+  if constexpr (Case::n_norms > 0)
+    Formula::finish(hypers.h, step, arguments.norms + int64_t(entry.head.position) * Case::n_norms, of_tensor, consts);
+
+  if (chunk.of == 1 || arrives_last(table.arrivals + chunk.tensor, uint32_t(chunk.of))) {
+    *static_cast<float*>(entry.data[Case::kStep]) += 1;
+#pragma unroll
+    for (int k = 0; k < Case::n_tensor_state; ++k) *tensor_state(k) = Compute(of_tensor[k]);
+  }
+  return consts;
+}
+
+template <class Case>
 __global__ void __launch_bounds__(kStepThreads)
-    fused_step_kernel(const StepTable<Formula, has_master> table, const StepArguments arguments) {
-  using Work = StepChunk<Formula, P, G, S, has_master>;
-  using Compute = typename Work::Compute;
-  if (arguments.found_inf != nullptr && *arguments.found_inf != 0) return;
-
-  APEX_SHARED(shared_consts, typename Work::Consts);
+    fused_step_kernel(const __grid_constant__ typename Case::Table table, const StepArguments arguments) {
+  if (is_skipped(arguments)) return;
+  APEX_SHARED(shared_consts, typename Case::Consts);
   const Chunk chunk = find_chunk(table, kStepChunk);
-  const auto address = [&](int k) { return table.data[k][chunk.tensor]; };
-  if (threadIdx.x == 0)
-    shared_consts = prepare_consts<Formula, Compute>(arguments, static_cast<const float*>(address(2)));
+  if (threadIdx.x == 0) shared_consts = begin_update<Case>(table, chunk, arguments);
   __syncthreads();
-  const typename Work::Consts consts = shared_consts;
-  const Compute multiplier = arguments.multiplier != nullptr ? Compute(*arguments.multiplier) : Compute(1);
-
-  Work work;
-  work.param = static_cast<P*>(address(0)) + chunk.begin;
-  work.grad = static_cast<const G*>(address(1)) + chunk.begin;
-  if constexpr (has_master) work.master = static_cast<float*>(address(3)) + chunk.begin;
-#pragma unroll
-  for (int k = 0; k < Formula::n_state; ++k) work.state[k] = static_cast<S*>(address(3 + has_master + k)) + chunk.begin;
-
-  constexpr int smallest = sizeof(P) < sizeof(G) ? sizeof(P) : sizeof(G);
-  constexpr int kWidth = 16 / (smallest < int(sizeof(S)) ? smallest : int(sizeof(S)));
-  for_elements<kWidth>(chunk.size, work.template aligned<kWidth>(),
-                       [&](auto width, int i) { work.template update<decltype(width)::value>(i, multiplier, consts); });
-}
-
-// Starts the update of those rows whose types are these. Returns how many they were.
-template <class Formula, class P, class G, class S, bool has_master>
-size_t start_kind(const std::vector<StepRow>& rows, const StepArguments& arguments, Stream stream) {
-  constexpr int kPointers = kStepPointers<Formula, has_master>;
-  auto writer = table_writer<kPointers>(kStepChunk, [&](const TensorTable<kPointers>& table, unsigned chunks) {
-    launch(fused_step_kernel<Formula, P, G, S, has_master>, {chunks, kStepThreads, 0, stream}, table, arguments);
+  const typename Case::Consts consts = shared_consts;
+  const auto multiplier = multiplier_of<typename Case::Compute>(arguments);
+  const StepChunk<Case> elements(entry_of(table, chunk.tensor), chunk.begin);
+  for_elements<Case::kWidth>(chunk.size, elements.aligned(), [&](auto width, int i) {
+    update_elements<Case, decltype(width)::value>(elements, i, multiplier, consts);
   });
-  size_t count = 0;
-  for (const StepRow& row : rows) {
-    if (row.param_dtype != dtype_of<P> || row.grad_dtype != dtype_of<G>) continue;
-    if ((Formula::n_state > 0 && row.state_dtype != dtype_of<S>) || (row.master != nullptr) != has_master) continue;
-    const void* data[kPointers] = {row.param, row.grad, row.step};
-    if constexpr (has_master) data[3] = row.master;
-    for (int k = 0; k < Formula::n_state; ++k) data[3 + has_master + k] = row.state[k];
-    writer.add(int(count++), row.numel, data);
-  }
-  writer.flush();
-  return count;
 }
 
-// All mixtures of types that a parameter of type P may come in.
-template <class Formula, class P>
-size_t start_all_kinds(const std::vector<StepRow>& rows, const StepArguments& arguments, Stream stream) {
-  size_t count = 0;
-  const auto start = [&](auto grad, auto state, auto has_master) {
-    count += start_kind<Formula, P, typename decltype(grad)::type, typename decltype(state)::type, has_master()>(
-        rows, arguments, stream);
+// Starts the passes over those rows whose types are these.
+template <class Case>
+void start_case(const std::vector<StepRow>& rows, const StepArguments& arguments, const StepPasses& passes,
+                Tables& tables) {
+  TensorLister<Case::kPointers> list(kStepChunk, /*for_empty=*/true);
+  const StepKind kind = kind_of(rows[size_t(passes.first_row)]);
+  for (size_t i = size_t(passes.first_row); i < rows.size(); ++i) {
+    const StepRow& row = rows[i];
+    if (!(kind_of(row) == kind)) continue;
+    const void* data[Case::kPointers] = {row.param, row.grad, row.step};
+    if constexpr (Case::has_master) data[Case::kMaster] = row.master;
+    for (int k = 0; k < Case::n_state; ++k) data[Case::kState + k] = row.state[k];
+    for (int k = 0; k < Case::n_tensor_state; ++k) data[Case::kTensorState + k] = row.tensor_state[k];
+    list.add(int(i), row.numel, data);
+  }
+  if constexpr (Case::n_norms > 0)
+    if (passes.partials != nullptr)
+      list.launch_all(tables, [&](const typename Case::Table& table, unsigned chunks, int64_t before) {
+        launch(fused_norms_kernel<Case>, {chunks, kStepThreads, 0, tables.stream()}, table, arguments,
+               passes.partials + before * Case::n_norms);
+      });
+  if (passes.update)
+    list.launch_all(tables, [&](const typename Case::Table& table, unsigned chunks, int64_t) {
+      launch(fused_step_kernel<Case>, {chunks, kStepThreads, 0, tables.stream()}, table, arguments);
+    });
+}
+
+// Calls f(Tag<a StepCase>) if parameters of type P come in the mixture `kind`. Says whether they do.
+template <class Formula, class P, class F>
+bool with_case(const StepKind& kind, F&& f) {
+  bool known = false;
+  const auto look_at = [&](auto grad, auto state, auto has_master) {
+    using G = typename decltype(grad)::type;
+    using S = typename decltype(state)::type;
+    if (!(kind == StepKind{dtype_of<P>, dtype_of<G>, dtype_of<S>, has_master()})) return;
+    known = true;
+    f(Tag<StepCase<Formula, P, G, S, has_master()>>{});
   };
-  const auto start_with_state = [&](auto state) {
-    constexpr bool is_half = sizeof(P) == 2;
-    start(Tag<P>{}, state, std::false_type{});
-    if constexpr (is_half) {
-      start(Tag<float>{}, state, std::false_type{});
-      start(Tag<P>{}, state, std::true_type{});
-      start(Tag<float>{}, state, std::true_type{});
+  const auto with_state = [&](auto state) {
+    look_at(Tag<P>{}, state, std::false_type{});
+    if constexpr (sizeof(P) == 2) {
+      look_at(Tag<float>{}, state, std::false_type{});
+      look_at(Tag<P>{}, state, std::true_type{});
+      look_at(Tag<float>{}, state, std::true_type{});
     }
   };
-  start_with_state(Tag<compute_t<P>>{});
-  if constexpr (Formula::n_state > 0 && !std::is_same_v<P, double>) start_with_state(Tag<c10::BFloat16>{});
-  return count;
+  with_state(Tag<compute_t<P>>{});
+  if constexpr (Formula::n_state > 0 && !std::is_same_v<P, double>) with_state(Tag<c10::BFloat16>{});
+  return known;
 }
 
-template <class P>
-size_t launch_fused_step(int optimizer, const std::vector<StepRow>& rows, const StepArguments& arguments,
-                         Stream stream) {
-  int row = 0;
-  size_t count = 0;
-#define LIGHTNING_APEX_START(...) \
-  if (row++ == optimizer) count = start_all_kinds<__VA_ARGS__, P>(rows, arguments, stream);
-  LIGHTNING_APEX_OPTIMIZERS(LIGHTNING_APEX_START)
-#undef LIGHTNING_APEX_START
-  return count;
+template <class P, bool with_norms>
+bool launch_step(int optimizer, const std::vector<StepRow>& rows, const StepArguments& arguments,
+                 const StepPasses& passes, Tables& tables) {
+  int index = 0;
+  bool known = false;
+  const auto look_at = [&](auto formula) {
+    using Formula = typename decltype(formula)::type;
+    if (index++ != optimizer) return;
+    if constexpr ((Formula::n_norms > 0) == with_norms)
+      known = with_case<Formula, P>(kind_of(rows[size_t(passes.first_row)]), [&](auto chosen) {
+        start_case<typename decltype(chosen)::type>(rows, arguments, passes, tables);
+      });
+  };
+#define LIGHTNING_APEX_LOOK_AT(...) look_at(Tag<__VA_ARGS__>{});
+  LIGHTNING_APEX_OPTIMIZERS(LIGHTNING_APEX_LOOK_AT)
+#undef LIGHTNING_APEX_LOOK_AT
+  return known;
 }
 
 }  // namespace lightning_apex

@@ -1,5 +1,6 @@
 #include "fused_step.cuh"
 
 namespace lightning_apex {
-template size_t launch_fused_step<c10::BFloat16>(int, const std::vector<StepRow>&, const StepArguments&, Stream);
+template bool launch_step<c10::BFloat16, false>(int, const std::vector<StepRow>&, const StepArguments&,
+                                                const StepPasses&, Tables&);
 }  // namespace lightning_apex

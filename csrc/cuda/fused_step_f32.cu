@@ -1,5 +1,6 @@
 #include "fused_step.cuh"
 
 namespace lightning_apex {
-template size_t launch_fused_step<float>(int, const std::vector<StepRow>&, const StepArguments&, Stream);
+template bool launch_step<float, false>(int, const std::vector<StepRow>&, const StepArguments&, const StepPasses&,
+                                        Tables&);
 }  // namespace lightning_apex

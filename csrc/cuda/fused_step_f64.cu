@@ -1,5 +1,6 @@
 #include "fused_step.cuh"
 
 namespace lightning_apex {
-template size_t launch_fused_step<double>(int, const std::vector<StepRow>&, const StepArguments&, Stream);
+template bool launch_step<double, false>(int, const std::vector<StepRow>&, const StepArguments&, const StepPasses&,
+                                         Tables&);
 }  // namespace lightning_apex

@@ -1,5 +1,5 @@
-// The norm of all gradients and the finiteness of each, in one read of them; what follows from it for the step; and how
-// the loss scale moves.
+// The norm of all gradients and the finiteness of each, in one read of them; norms of single tensors; what follows from
+// it for the step; and how the loss scale moves.
 #include "device.h"  // before any formula: it says what __device__ is
 
 #include "../formulas/loss_scale.h"
@@ -41,22 +41,42 @@ struct SumOfSquares {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    measure_kernel(const TensorTable<1> table, double* partials, uint8_t* nonfinite) {
+    measure_kernel(const __grid_constant__ TensorTable<1> table, double* partials, uint8_t* nonfinite) {
   constexpr int kWidth = 16 / sizeof(T);
   const Chunk chunk = find_chunk(table, kNormChunk);
-  const T* x = static_cast<const T*>(table.data[0][chunk.tensor]) + chunk.begin;
+  const TensorEntry<1>& entry = entry_of(table, chunk.tensor);
+  const T* x = static_cast<const T*>(entry.data[0]) + chunk.begin;
   SumOfSquares<T> squares;
   for_elements<kWidth>(chunk.size, is_aligned<kWidth>(x),
                        [&](auto width, int i) { squares.add(load<decltype(width)::value>(x + i)); });
-  const double sum = block_sum(squares.sum);
+  const double sum = block_reduce(squares.sum, Sum{});
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-  if (squares.nonfinite) store_relaxed(nonfinite + table.position[chunk.tensor], uint8_t(1));
+  if (squares.nonfinite) store_relaxed(nonfinite + entry.head.position, uint8_t(1));
+}
+
+// partials: one for each block of this launch.
+template <class T>
+__global__ void __launch_bounds__(kThreads) tensor_norms_kernel(const __grid_constant__ TensorTable<1> table,
+                                                                NormMerge merge, double* partials, double* norms) {
+  constexpr int kWidth = 16 / sizeof(T);
+  const Chunk chunk = find_chunk(table, kNormChunk);
+  const TensorEntry<1>& entry = entry_of(table, chunk.tensor);
+  const T* x = static_cast<const T*>(entry.data[0]) + chunk.begin;
+  double sofar[1] = {0};
+  for_elements<kWidth>(chunk.size, is_aligned<kWidth>(x), [&](auto width, int i) {
+    constexpr int N = decltype(width)::value;
+    const Vec<T, N> values = load<N>(x + i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) sofar[0] = merge.add(sofar[0], double(compute_t<T>(values.v[k])));
+  });
+  reduce_over_tensor(sofar, merge, chunk, partials + (int(blockIdx.x) - chunk.index), table.arrivals + chunk.tensor,
+                     norms + entry.head.position);
 }
 
 __global__ void __launch_bounds__(kThreads) sum_kernel(const double* partials, int64_t n, double* result) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) sum += partials[i];
-  sum = block_sum(sum);
+  sum = block_reduce(sum, Sum{});
   if (threadIdx.x == 0) *result = sum;
 }
 
@@ -84,23 +104,41 @@ __global__ void update_scale_kernel(float* scale, int32_t* trackers, const float
   trackers[3] = next.skipped_steps;
 }
 
+// Calls start(Tag<T>, table, chunks, chunks before) for the tensors of each type. The chunks follow the order of types
+// and of the list, not of completion.
+template <class Start>
+void for_tensors_of_each_type(const std::vector<CopyRow>& rows, bool once_a_tensor, Tables& tables, Start&& start) {
+  int64_t sofar = 0;
+  for_each_type([&](auto tag) {
+    TensorLister<1> list(kNormChunk, once_a_tensor);
+    for (size_t i = 0; i < rows.size(); ++i)
+      if (rows[i].src_dtype == dtype_of<typename decltype(tag)::type>) list.add(int(i), rows[i].numel, {rows[i].src});
+    list.launch_all(tables, [&](const TensorTable<1>& table, unsigned chunks, int64_t) {
+      start(tag, table, chunks, sofar);
+      sofar += chunks;
+    });
+  });
+}
+
 }  // namespace
 
 void launch_measure(const std::vector<CopyRow>& grads, double* partials, int64_t n_partials, double* sum_of_squares,
-                    uint8_t* nonfinite, Stream stream) {
-  // The partials follow the order of types and of the list, not of completion.
-  double* next = partials;
-  for_each_type([&](auto tag) {
-    using T = typename decltype(tag)::type;
-    auto writer = table_writer<1>(kNormChunk, [&](const TensorTable<1>& table, unsigned chunks) {
-      launch(measure_kernel<T>, {chunks, kThreads, 0, stream}, table, next, nonfinite);
-      next += chunks;
-    });
-    for (size_t i = 0; i < grads.size(); ++i)
-      if (grads[i].src_dtype == dtype_of<T>) writer.add(int(i), grads[i].numel, {grads[i].src});
-    writer.flush();
-  });
-  launch(sum_kernel, {1, kThreads, 0, stream}, partials, n_partials, sum_of_squares);
+                    uint8_t* nonfinite, Tables& tables) {
+  const auto start = [&](auto tag, const TensorTable<1>& table, unsigned chunks, int64_t before) {
+    launch(measure_kernel<typename decltype(tag)::type>, {chunks, kThreads, 0, tables.stream()}, table,
+           partials + before, nonfinite);
+  };
+  for_tensors_of_each_type(grads, false, tables, start);
+  launch(sum_kernel, {1, kThreads, 0, tables.stream()}, partials, n_partials, sum_of_squares);
+}
+
+void launch_tensor_norms(const std::vector<CopyRow>& tensors, bool maxima, double* partials, double* norms,
+                         Tables& tables) {
+  const auto start = [&](auto tag, const TensorTable<1>& table, unsigned chunks, int64_t before) {
+    launch(tensor_norms_kernel<typename decltype(tag)::type>, {chunks, kThreads, 0, tables.stream()}, table,
+           NormMerge{maxima}, partials + before, norms);
+  };
+  for_tensors_of_each_type(tensors, true, tables, start);
 }
 
 void launch_step_factors(const double* sum_of_squares, const uint8_t* nonfinite, int64_t n, const float* scale,

@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "../optimizer_table.h"
+#include "../step_call.h"
 #include "../tensor_lists.h"
 #include "launchers.h"
 
@@ -21,6 +23,8 @@ at::Device device_of(TensorList list, const OptionalTensor& value = std::nullopt
   return value.has_value() ? value->device() : at::Device(kGpu);
 }
 
+Tables tables_of(at::Device device) { return Tables(device.index(), current_stream()); }
+
 std::tuple<Tensor, Tensor> measure_gradients(TensorList grads) {
   const at::Device device = device_of(grads);
   check_list("measure_gradients", "grads", grads, device);
@@ -28,14 +32,31 @@ std::tuple<Tensor, Tensor> measure_gradients(TensorList grads) {
   FlatViews views;
   const auto rows = single_rows(grads, Access::read, views);
   int64_t n_partials = 0;
-  for (const CopyRow& row : rows) n_partials += (row.numel + kNormChunk - 1) / kNormChunk;
+  for (const CopyRow& row : rows) n_partials += chunks_of(row.numel, kNormChunk, false);
 
   Tensor sum_of_squares = at::empty({}, on(device, at::kDouble));
   Tensor nonfinite = at::zeros({int64_t(grads.size())}, on(device, at::kByte));
   const Tensor partials = at::empty({n_partials}, on(device, at::kDouble));
+  Tables tables = tables_of(device);
   launch_measure(rows, partials.mutable_data_ptr<double>(), n_partials, sum_of_squares.mutable_data_ptr<double>(),
-                 nonfinite.mutable_data_ptr<uint8_t>(), current_stream());
+                 nonfinite.mutable_data_ptr<uint8_t>(), tables);
   return {sum_of_squares, nonfinite};
+}
+
+Tensor tensor_norms(TensorList tensors, double ord) {
+  const bool maxima = is_max_norm(ord);
+  const at::Device device = device_of(tensors);
+  check_list("tensor_norms", "tensors", tensors, device);
+  const DeviceGuard guard(device);
+  FlatViews views;
+  const auto rows = single_rows(tensors, Access::read, views);
+  int64_t n_partials = 0;
+  for (const CopyRow& row : rows) n_partials += chunks_of(row.numel, kNormChunk, true);
+  Tensor norms = at::empty({int64_t(tensors.size())}, on(device, at::kDouble));
+  const Tensor partials = at::empty({n_partials}, on(device, at::kDouble));
+  Tables tables = tables_of(device);
+  launch_tensor_norms(rows, maxima, partials.mutable_data_ptr<double>(), norms.mutable_data_ptr<double>(), tables);
+  return norms;
 }
 
 std::tuple<Tensor, Tensor> step_factors(const Tensor& sum_of_squares, const Tensor& nonfinite,
@@ -58,8 +79,9 @@ std::tuple<Tensor, Tensor> step_factors(const Tensor& sum_of_squares, const Tens
 Tensor scale_rows(const std::vector<CopyRow>& rows, const OptionalTensor& multiplier, const OptionalTensor& found_inf,
                   at::Device device) {
   Tensor nonfinite = at::zeros({int64_t(rows.size())}, on(device, at::kByte));
+  Tables tables = tables_of(device);
   launch_copy_scaled(rows, read_pointer(multiplier), nonfinite.mutable_data_ptr<uint8_t>(), write_pointer(found_inf),
-                     current_stream());
+                     tables);
   if (found_inf.has_value()) bump_versions(*found_inf);
   return nonfinite;
 }
@@ -95,7 +117,8 @@ void reconcile_masters_(TensorList masters, TensorList params) {
   check_reconcile(masters, params, device);
   const DeviceGuard guard(device);
   FlatViews views;
-  launch_reconcile(reconcile_rows(masters, params, views), current_stream());
+  Tables tables = tables_of(device);
+  launch_reconcile(reconcile_rows(masters, params, views), tables);
   views.write_back();
   bump_versions(masters);
 }
@@ -132,27 +155,73 @@ StepArguments step_arguments(const StepCall& call) {
   return arguments;
 }
 
+// Makes what passes the call asks for, one launch each for every mixture of types.
+void make_passes(const StepCall& call, int optimizer, const std::vector<StepRow>& rows, double* norms,
+                 at::Device device) {
+  StepArguments arguments = step_arguments(call);
+  arguments.norms = norms;
+  const bool with_norms = norms != nullptr, measures = with_norms && !call.norms.has_value();
+  Tensor partials;
+  if (measures) {
+    int64_t chunks = 0;
+    for (const StepRow& row : rows) chunks += chunks_of(row.numel, kStepChunk, true);
+    partials = at::empty({chunks, n_norms(call)}, on(device, at::kDouble));
+  }
+  Tables tables = tables_of(device);
+  std::vector<StepKind> made;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const StepKind kind = kind_of(rows[i]);
+    if (std::find(made.rbegin(), made.rend(), kind) != made.rend()) continue;
+    made.push_back(kind);
+    const StepPasses passes{int(i), measures ? partials.mutable_data_ptr<double>() : nullptr,
+                            call.passes != Passes::first};
+    bool known = false;
+    for_each_type([&](auto tag) {
+      using P = typename decltype(tag)::type;
+      if (kind.param != dtype_of<P>) return;
+      known = with_norms ? launch_step<P, true>(optimizer, rows, arguments, passes, tables)
+                         : launch_step<P, false>(optimizer, rows, arguments, passes, tables);
+    });
+    TORCH_INTERNAL_ASSERT(known, "a mixture of types without a kernel");
+  }
+}
+
 void fused_step_(std::string_view name, TensorList params, TensorList grads, TensorList masters, TensorList states,
                  TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
-                 const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
-  const StepCall call{params, grads, masters, states, steps, hypers, lr, multiplier, found_inf};
+                 const OptionalTensor& multiplier, const OptionalTensor& found_inf, const OptionalTensor& norms) {
+  const StepCall call{Passes::all, name,   params, grads,      masters,   states,
+                      steps,       hypers, lr,     multiplier, found_inf, norms};
   const at::Device device = device_of(params);
-  const int optimizer = check_step(std::string(name), call, device);
+  const int optimizer = check_step(call, device);
   const DeviceGuard guard(device);
+  Tensor measured;
+  if (norms.has_value())
+    measured = *norms;
+  else if (optimizer_table()[optimizer].n_norms > 0)
+    measured = at::empty({int64_t(params.size()), n_norms(call)}, on(device, at::kDouble));
+  double* all = measured.defined() ? static_cast<double*>(const_cast<void*>(measured.const_data_ptr())) : nullptr;
   FlatViews views;
-  const auto rows = step_rows(call, views);
-  const StepArguments arguments = step_arguments(call);
-  size_t started = 0;
-  for_each_type([&](auto tag) {
-    started += launch_fused_step<typename decltype(tag)::type>(optimizer, rows, arguments, current_stream());
-  });
-  TORCH_INTERNAL_ASSERT(started == rows.size(), "a mixture of types without a kernel");
-  std::vector<float*> counts;
-  counts.reserve(rows.size());
-  for (const StepRow& row : rows) counts.push_back(row.step);
-  launch_advance_steps(counts, arguments.found_inf, current_stream());
+  make_passes(call, optimizer, step_rows(call, views, all), all, device);
   views.write_back();
   bump_versions(call);
+}
+
+Tensor fused_norms_(std::string_view name, TensorList params, TensorList grads, TensorList masters, TensorList states,
+                    TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
+                    const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
+  const OptionalTensor none;
+  const StepCall call{Passes::first, name,   params, grads,      masters,   states,
+                      steps,         hypers, lr,     multiplier, found_inf, none};
+  const at::Device device = device_of(params);
+  const int optimizer = check_step(call, device);
+  const DeviceGuard guard(device);
+  Tensor norms = at::empty({int64_t(params.size()), n_norms(call)}, on(device, at::kDouble));
+  FlatViews views;
+  double* all = norms.mutable_data_ptr<double>();
+  make_passes(call, optimizer, step_rows(call, views, all), all, device);
+  views.write_back();
+  bump_versions(call);
+  return norms;
 }
 
 TORCH_LIBRARY_IMPL(APEX_GPU_LIBRARY, APEX_GPU_KEY, m) {
@@ -162,6 +231,8 @@ TORCH_LIBRARY_IMPL(APEX_GPU_LIBRARY, APEX_GPU_KEY, m) {
   m.impl("copy_scaled_", &copy_scaled_);
   m.impl("reconcile_masters_", &reconcile_masters_);
   m.impl("fused_step_", &fused_step_);
+  m.impl("fused_norms_", &fused_norms_);
+  m.impl("tensor_norms", &tensor_norms);
   m.impl("update_scale_", &update_scale_);
 }
 

@@ -45,6 +45,7 @@ struct Unwind {};  // ends a thread after a diagnosis
 
 struct Machine {
   Order order = Order::forward;
+  bool capturing = false;
   std::mt19937_64 random;
   Counters counters;
   std::vector<Thread> threads;
@@ -217,6 +218,10 @@ void set_order(Order order, uint64_t seed) {
   machine.counters = {};
 }
 const Counters& counters() { return machine.counters; }
+
+void set_capturing(bool on) { machine.capturing = on; }
+bool capturing() { return machine.capturing; }
+void count_copy() { machine.counters.copies += 1; }
 
 void run(const Launch& launch, void (*thread)(const void*), const void* context, Where where) {
   check_launch(launch, where);

@@ -30,11 +30,16 @@ struct Where {
 enum class Order { forward, reverse, random };
 
 struct Counters {
-  int64_t launches = 0, blocks = 0, switches = 0;
+  int64_t launches = 0, blocks = 0, switches = 0, copies = 0;
 };
 
 void set_order(Order order, uint64_t seed);  // and starts the counters afresh
 const Counters& counters();
+
+// What host code sees of the stream: whether it is being captured into a graph, and copies to the device.
+void set_capturing(bool on);
+bool capturing();
+void count_copy();
 
 struct Launch {
   dim3 blocks, threads;

@@ -18,13 +18,14 @@ void set_order(std::string_view order, int64_t seed) {
 
 std::vector<int64_t> counters() {
   const simt::Counters& c = simt::counters();
-  return {c.launches, c.blocks, c.switches};
+  return {c.launches, c.blocks, c.switches, c.copies};
 }
 
 TORCH_LIBRARY(lightning_apex_simt, m) {
   lightning_apex::define_schemas(m);
   m.def("set_order(str order, int seed=0) -> ()", &set_order);
-  m.def("counters() -> int[]", &counters);  // launches, blocks and fiber switches since set_order
+  m.def("counters() -> int[]", &counters);  // launches, blocks, fiber switches and copies since set_order
+  m.def("set_capturing(bool on) -> ()", &simt::set_capturing);
   m.def("fault_names() -> str[]", &simt::fault_names);
   m.def("fault(str name) -> float", &simt::run_fault);
 }

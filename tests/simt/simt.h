@@ -13,6 +13,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 // The machine keeps these to the thread that runs.
 extern uint3 threadIdx, blockIdx;
@@ -81,6 +82,12 @@ template <class T>
 T atomicAdd(T* address, std::common_type_t<T> value) {
   const T old = *address;
   *address = old + value;
+  return old;
+}
+// Counts to `last`, then starts from 0.
+inline unsigned atomicInc(unsigned* address, unsigned last) {
+  const unsigned old = *address;
+  *address = old >= last ? 0 : old + 1;
   return old;
 }
 inline void __threadfence() {}
