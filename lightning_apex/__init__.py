@@ -1,29 +1,34 @@
 """Mixed precision, loss scaling and fused optimizers for PyTorch Lightning.
 
-``Trainer(plugins=[ApexPrecision("O2")])`` trains at an opt level; `FusedAdam` and `FusedSGD` are optimizers that make
-one pass over memory. Importing needs the compiled extension; everything but the plugins works without Lightning.
+``Trainer(plugins=[ApexPrecision("O2")])`` trains at an opt level; `FusedAdam` and its relatives are optimizers that
+make one or two passes over memory. Importing needs the compiled extension; everything but the plugins works without
+Lightning.
 """
 
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lightning_apex import optimizers
+from lightning_apex import optimizers, parallel
 from lightning_apex._extension import build_info, has_cuda
+from lightning_apex.clipping import clip_grad_norm_
 from lightning_apex.levels import OptLevelError
-from lightning_apex.optimizers import FusedAdam, FusedSGD
+from lightning_apex.optimizers import *  # noqa: F403  # all it exports, so that a new optimizer is exported there only
+from lightning_apex.parallel import LARC
 from lightning_apex.scaler import LossScaleError, LossScaler
 
 __version__: str = build_info()["version"]
 __all__ = [
-    "FusedAdam",
-    "FusedSGD",
+    "LARC",
     "LossScaleError",
     "LossScaler",
     "OptLevelError",
     "build_info",
+    "clip_grad_norm_",
     "has_cuda",
     "optimizers",
+    "parallel",
 ]
+__all__ += optimizers.__all__
 
 if TYPE_CHECKING or find_spec("lightning") is not None:
     # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported.

@@ -82,8 +82,8 @@ class PrecisionEngine:
             self._cast.restore()
             self._cast = None
         for optimizer in self._optimizers:
-            if isinstance(optimizer, FusedOptimizer):
-                optimizer.forget_plans()
+            if (fused := _fused_within(optimizer)) is not None:
+                fused.forget_plans()
             else:
                 _match_state(optimizer)
         self._optimizers.clear()
@@ -131,7 +131,7 @@ class PrecisionEngine:
         else:
             self._cast.drop_masters()
         for optimizer in self._optimizers:
-            if isinstance(optimizer, FusedOptimizer):
+            if _fused_within(optimizer) is not None:  # its state is fp32 by itself
                 continue
             if self.level.master_weights:
                 self._handles += _FP32StateKeeper().attach(optimizer)
@@ -218,6 +218,10 @@ class PrecisionEngine:
     def name_of(self, param: Tensor) -> str:
         """The name of a parameter in the module."""
         return self._names.get(param, "(a parameter outside the module)")
+
+
+def _fused_within(optimizer: Optimizer) -> FusedOptimizer | None:
+    return optimizer if isinstance(optimizer, FusedOptimizer) else getattr(optimizer, "wrapped_fused", None)
 
 
 def _match_state(optimizer: Optimizer) -> None:

@@ -92,7 +92,8 @@ class MasterWeights:
         self.reconcile([param for param, _ in pairs])
         versions = [param._version for param, _ in pairs]
         for param, master in pairs:
-            _widen(optimizer.state.get(param, {}), param)
+            if getattr(optimizer, "wrapped_fused", None) is None:  # which keeps its state as it was asked to
+                _widen(optimizer.state.get(param, {}), param)
             master.requires_grad_(param.requires_grad)
             master.grad = None if param.grad is None else param.grad.float()
         _replace(optimizer, dict(pairs))

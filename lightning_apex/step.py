@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from lightning_apex import ops
 from lightning_apex.masters import match_grad_dtype
 from lightning_apex.optimizers._base import FusedOptimizer, StepInputs
+from lightning_apex.sharding import Place, local, place_of
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -71,7 +72,7 @@ class OptimizerStep:
             self._max_norm = min(self._max_norm or max_norm, max_norm)
             return
         self.expose()
-        groups = self._by_device()
+        groups = self._by_place()
         total = self._sum_of_squares(groups)
         for grads in groups.values():
             unused = grads[0].new_zeros((), dtype=torch.float32)
@@ -92,7 +93,7 @@ class OptimizerStep:
         if self.exposed:
             return
         self.exposed = True
-        for device, params in self._params_by_device().items():
+        for (device, _), params in self._params_by_place().items():
             inverse = self._scaler.scale_on(device).reciprocal() if self._scaler.is_enabled() else None
             plain: list[Tensor] = []
             dense: list[Tensor] = []
@@ -130,7 +131,7 @@ class OptimizerStep:
     def reopen(self) -> None:
         """Scales written gradients again, because more scaled ones are about to be added to them."""
         if self._scaler.is_enabled():
-            for device, grads in self._by_device().items():
+            for (device, _), grads in self._by_place().items():
                 factor = self._scaler.scale_on(device)
                 if self.found_inf is not None:
                     # An overflow that clipping has hidden must still be found at the step.
@@ -146,13 +147,13 @@ class OptimizerStep:
     def measure(self) -> None:
         """Fills in `norm` from written gradients, if somebody wants it and nothing has measured them yet."""
         if self.measures_always and self.norm is None and self.params:
-            self.norm = self._sum_of_squares(self._by_device()).sqrt().float()
+            self.norm = self._sum_of_squares(self._by_place()).sqrt().float()
 
     def inputs(self) -> StepInputs:
         """What a fused optimizer needs to make this step; measures the gradients if anything depends on it."""
         if not self.params or not (self._scaler.is_enabled() or self._max_norm or self.measures_always):
             return StepInputs(self._masters)
-        groups = self._by_device()
+        groups = self._by_place()
         if not groups:
             return StepInputs(self._masters)
         sum_of_squares = self._sum_of_squares(groups, note=True)
@@ -162,8 +163,9 @@ class OptimizerStep:
         flags_on_device = flags[0] if len(flags) == 1 else torch.cat(flags)
         scale = self._scaler.scale_on(device) if self._scaler.is_enabled() else None
         self.norm, factor = ops.step_factors(sum_of_squares, flags_on_device, scale, self._max_norm, found_inf)
-        self.found_inf = found_inf if scale is not None else None
-        return StepInputs(self._masters, factor, self.found_inf)
+        if scale is not None:
+            self.found_inf = self._agreed(found_inf)
+        return StepInputs(self._masters, factor, self.found_inf, sum_of_squares)
 
     def was_skipped(self) -> bool:
         """Whether the step was skipped; waits for the device."""
@@ -185,7 +187,8 @@ class OptimizerStep:
     def _widen(self, params: list[Tensor], inverse: Tensor | None) -> Tensor:
         half = [p.grad for p in params if p.grad is not None]
         wide = [torch.empty_like(grad, dtype=torch.float32) for grad in half]
-        flags = ops.copy_scaled_(wide, half, inverse)
+        with torch.no_grad():
+            flags = ops.copy_scaled_([local(grad) for grad in wide], [local(grad) for grad in half], inverse)
         for param, grad in zip(params, wide, strict=True):
             _replace_grad(param, grad)
         return flags
@@ -199,26 +202,35 @@ class OptimizerStep:
                 match_grad_dtype(param)
                 param.grad = grad.to(param.dtype)
 
-    def _params_by_device(self) -> dict[torch.device, list[Tensor]]:
-        groups: dict[torch.device, list[Tensor]] = {}
+    def _params_by_place(self) -> dict[Place, list[Tensor]]:
+        groups: dict[Place, list[Tensor]] = {}
         for param in self.params:
             if param.grad is not None:  # a hook may have dropped it
-                groups.setdefault(param.device, []).append(param)
+                groups.setdefault(place_of(param), []).append(param)
         return groups
 
-    def _by_device(self) -> dict[torch.device, list[Tensor]]:
-        groups = self._params_by_device()
-        return {device: [_dense_values(p) for p in params] for device, params in groups.items()}
+    def _by_place(self) -> dict[Place, list[Tensor]]:
+        groups = self._params_by_place()
+        return {place: [_dense_values(p) for p in params] for place, params in groups.items()}
 
-    def _sum_of_squares(self, groups: dict[torch.device, list[Tensor]], note: bool = False) -> Tensor:
+    def _sum_of_squares(self, groups: dict[Place, list[Tensor]], note: bool = False) -> Tensor:
         total: Tensor | None = None
-        params = self._params_by_device() if note else {}
-        for device, grads in groups.items():
+        params = self._params_by_place() if note else {}
+        for place, grads in groups.items():
             part, flags = ops.measure_gradients(grads)
+            if place[1] is not None:
+                place[1].all_reduce_(part, "sum")
             total = part if total is None else total + part.to(total.device)
             if note:
-                self.nonfinite.append((params[device], flags))
+                self.nonfinite.append((params[place], flags))
         return torch.zeros((), dtype=torch.float64) if total is None else total
+
+    def _agreed(self, found_inf: Tensor) -> Tensor:
+        """What any process has found in its shards is found by all."""
+        for _, sharding in self._params_by_place():
+            if sharding is not None:
+                sharding.all_reduce_(found_inf, "max")
+        return found_inf
 
     def _note(self, params: list[Tensor], flags: Tensor) -> None:
         if self._scaler.is_enabled():
@@ -229,6 +241,8 @@ class OptimizerStep:
             found = flags.any().to(torch.float32)
             known = self.found_inf
             self.found_inf = found if known is None else torch.maximum(known, found.to(known.device))
+        if self.found_inf is not None:
+            self.found_inf = self._agreed(self.found_inf)
 
 
 class _PositionIn:
@@ -265,7 +279,7 @@ def _dense_values(param: Tensor) -> Tensor:
     if grad.is_complex() and not grad.is_sparse:
         return torch.view_as_real(grad)
     if not grad.is_sparse:
-        return grad
+        return local(grad)
     if not grad.is_coalesced():
         param.grad = grad = grad.coalesce()
     return grad._values()

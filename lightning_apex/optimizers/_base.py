@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from lightning_apex import ops
-from lightning_apex.levels import is_number
+from lightning_apex.optimizers._checks import check_number
 from lightning_apex.optimizers._plan import GroupPlan
+from lightning_apex.sharding import Place
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -32,11 +32,26 @@ class StepInputs:
         masters: Masters of the half parameters; ``None`` to update half parameters directly.
         multiplier: fp32 0-dim factor for every gradient, such as ``clip / scale``; ``None`` for 1.
         found_inf: fp32; where it is not 0 the step changes nothing.
+        sum_of_squares: float64 0-dim, of all gradients before the multiplier; ``None`` if nobody has measured it.
     """
 
     masters: MasterWeights | None = None
     multiplier: Tensor | None = None
     found_inf: Tensor | None = None
+    sum_of_squares: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """What an update of a group is about: its row of the kernel table, its gradients and its plan."""
+
+    row: dict[str, Any]
+    grads: list[Tensor | None]
+    plan: GroupPlan
+
+    def by_place(self) -> Iterator[tuple[Place, list[Tensor]]]:
+        """The gradients, as this process has them."""
+        return ((bucket.place, bucket.grads(self.grads)) for bucket in self.plan.buckets)
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -47,7 +62,8 @@ class FusedOptimizer(Optimizer):
     """Base of the fused optimizers.
 
     A subclass names the kernel of a parameter group (`_row`) and validates its arguments. Hyperparameters are read from
-    the group under the names the kernel's row lists, so a subclass holds no maths.
+    the group under the names the kernel's row lists, and states are made as the row names them: a subclass holds no
+    maths. What few need beyond that: `_hypers`, `_new_state`, `_inputs_by_group`, `_translated`.
     """
 
     # Class attributes, because an unpickled or deep-copied optimizer has only what Optimizer.__getstate__ keeps.
@@ -116,9 +132,20 @@ class FusedOptimizer(Optimizer):
         if not self._state_is_known():
             self._plans = {}
         with torch.no_grad():
-            for index, group in enumerate(self.param_groups):
-                self._update_group(index, group, inputs)
+            inputs = self._with_masters(inputs)
+            planned = [self._planned(i, group, inputs.masters) for i, group in enumerate(self.param_groups)]
+            by_group = self._inputs_by_group(inputs, planned)
+            for group, work, its_inputs in zip(self.param_groups, planned, by_group, strict=True):
+                self._update_group(group, work, its_inputs)
         return loss
+
+    def _with_masters(self, inputs: StepInputs) -> StepInputs:
+        """What was handed over, with masters where a subclass has some of its own."""
+        return inputs
+
+    def _inputs_by_group(self, inputs: StepInputs, planned: Sequence[GroupWork]) -> Sequence[StepInputs]:
+        """What each group's update gets of what was handed over."""
+        return [inputs] * len(self.param_groups)
 
     def forget_plans(self) -> None:
         """Lets go of the tensors that the last steps updated; the next step finds them again."""
@@ -132,29 +159,43 @@ class FusedOptimizer(Optimizer):
         self._known_states = list(present)
         return False
 
-    def _update_group(self, index: int, group: dict[str, Any], inputs: StepInputs) -> None:
+    def _planned(self, index: int, group: dict[str, Any], masters: MasterWeights | None) -> GroupWork:
         row = _ROWS[self._row(group)]
-        lr = group["lr"]
-        device_lr = lr if isinstance(lr, Tensor) and lr.device.type != "cpu" else None
-        hypers = [0.0 if device_lr is not None else float(lr), *self._hypers(group, row["hypers"][1:])]
+        names = row["states"] + row["tensor_states"]
         params = group["params"]
         grads = [param.grad for param in params]
         plan = self._plans.get(index)
-        if plan is None or plan.names != row["states"] or not plan.fits(params, grads, inputs.masters):
-            plan = self._plans[index] = self._plan(group, row["states"], grads, inputs.masters)
+        if plan is None or plan.names != names or not plan.fits(params, grads, masters):
+            plan = self._plans[index] = self._plan(group, names, grads, masters)
+        return GroupWork(row, grads, plan)
+
+    def _update_group(self, group: dict[str, Any], work: GroupWork, inputs: StepInputs) -> None:
+        row, plan = work.row, work.plan
+        lr = group["lr"]
+        device_lr = lr if isinstance(lr, Tensor) and lr.device.type != "cpu" else None
+        hypers = [0.0 if device_lr is not None else float(lr), *self._hypers(group, row["hypers"][1:])]
         for bucket in plan.buckets:
-            ops.fused_step_(
-                row["name"],
+            lists = (
                 bucket.params,
-                bucket.grads(grads),
+                bucket.grads(work.grads),
                 bucket.masters,
-                bucket.moments(row["states"]),
+                bucket.moments(plan.names),
                 bucket.steps(),
                 hypers,
                 _to(device_lr, bucket.device),
                 _to(inputs.multiplier, bucket.device),
                 _to(inputs.found_inf, bucket.device),
             )
+            if bucket.sharding is None or not row["n_norms"]:
+                ops.fused_step_(row["name"], *lists)
+            else:
+                norms = ops.fused_norms_(row["name"], *lists)
+                bucket.sharding.all_reduce_(norms, self._norms_combine_by(group))
+                ops.fused_step_(row["name"], *lists, norms)
+
+    def _norms_combine_by(self, group: dict[str, Any]) -> Literal["sum", "max"]:
+        """How the norms of shards make the norm of the whole."""
+        return "sum"
 
     def _hypers(self, group: dict[str, Any], names: list[str]) -> list[float]:
         betas = dict(zip(("beta1", "beta2"), group.get("betas", ()), strict=False))
@@ -176,20 +217,39 @@ class FusedOptimizer(Optimizer):
 
         def state_of(param: Tensor) -> dict[str, Any]:
             state: dict[str, Any] = self.state[param]
-            _normalise_step(state, param)
-            for name in names:
-                if state.get(name) is None:
-                    self._new_state(state, name, param, group["state_dtype"])
+            self._complete(state, names, param, group)
             return state
 
         plan = GroupPlan(group["params"], grads, names, masters, state_of)
         self._known_states = list(self.state.values())
         return plan
 
-    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> None:
-        state[name] = torch.zeros_like(
-            param, dtype=moment_dtype(param, dtype), memory_format=torch.preserve_format, requires_grad=False
-        )
+    def _complete(self, state: dict[str, Any], names: list[str], param: Tensor, group: dict[str, Any]) -> None:
+        """Makes what is missing of a parameter's state."""
+        _normalise_step(state, param)
+        for name in names:
+            if state.get(name) is None:
+                self._new_state(state, name, param, group)
+
+    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, group: dict[str, Any]) -> None:
+        dtype = self._state_dtype(name, param, group)
+        if name in self._tensor_states(group):
+            state[name] = torch.zeros((), dtype=dtype, device=param.device)
+        else:
+            state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format, requires_grad=False)
+
+    def _tensor_states(self, group: dict[str, Any]) -> list[str]:
+        """The states that are one number a parameter."""
+        names: list[str] = _ROWS[self._row(group)]["tensor_states"]
+        return names
+
+    def _state_dtype(self, name: str, param: Tensor, group: dict[str, Any]) -> torch.dtype:
+        """Moments are fp32 whatever the parameter is, but fp64 for fp64 and half if asked for."""
+        if param.dtype is torch.float64:
+            return torch.float64
+        if name in self._tensor_states(group):
+            return torch.float32
+        return group["state_dtype"] or torch.float32
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over the state of this optimizer, of torch's unfused one, or of Apex's.
@@ -207,9 +267,15 @@ class FusedOptimizer(Optimizer):
                     if index in saved["state"]:
                         self.state[param] = self._loaded(saved["state"][index], param, group)
 
+        def look(optimizer: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
+            saved.update(self._translated(final))
+            for group, saved_group in zip(own, saved["param_groups"], strict=False):
+                self._check(group | saved_group)
+            return saved
+
         # Hooks of the user may replace the dictionary before us, and see the finished state after us.
         handles = (
-            self.register_load_state_dict_pre_hook(lambda _, final: saved.update(final)),
+            self.register_load_state_dict_pre_hook(look),
             self.register_load_state_dict_post_hook(take_over, prepend=True),
         )
         try:
@@ -218,11 +284,15 @@ class FusedOptimizer(Optimizer):
             for handle in handles:
                 handle.remove()
 
+    def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A saved state as this class lays it out."""
+        return state_dict
+
     def _loaded(self, saved: dict[str, Any], param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for name, value in saved.items():
             if name != "step" and isinstance(value, Tensor):
-                dtype = moment_dtype(param, group["state_dtype"]) if value.is_floating_point() else value.dtype
+                dtype = self._state_dtype(name, param, group) if value.is_floating_point() else value.dtype
                 value = value.detach().to(device=param.device, dtype=dtype, copy=True)
             state[name] = value
         moments = [v for k, v in state.items() if k != "step" and v is not None]
@@ -230,13 +300,6 @@ class FusedOptimizer(Optimizer):
         count = saved.get("step", group.get("step", 1 if moments else 0))
         state["step"] = torch.tensor(float(count), dtype=torch.float32, device=param.device)
         return {name: value for name, value in state.items() if value is not None}
-
-
-def moment_dtype(param: Tensor, state_dtype: torch.dtype | None) -> torch.dtype:
-    """Moments are fp32 whatever the parameter is, but fp64 for fp64 and half if asked for."""
-    if param.dtype is torch.float64:
-        return torch.float64
-    return state_dtype or torch.float32
 
 
 def _normalise_step(state: dict[str, Any], param: Tensor) -> None:
@@ -252,36 +315,4 @@ def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:
     return tensor if tensor is None or tensor.device == device else tensor.to(device, non_blocking=True)
 
 
-# --- validation: every message names the argument, the value and what to use instead --------------------------------
-
-
-def check_number(name: str, value: Any, low: float, high: float = math.inf, *, open_above: bool = False) -> None:
-    """Requires ``low <= value <= high`` (``< high`` if ``open_above``), and a finite value."""
-    if isinstance(value, Tensor) and name == "lr":
-        if value.numel() != 1:
-            raise ValueError(f"lr={value} has {value.numel()} elements: give a float or a tensor of one element.")
-        if value.device.type != "cpu":
-            return  # reading it would wait for the device
-        value = value.item()
-    fine = is_number(value) and low <= value <= high and not (open_above and value == high)
-    if not fine:
-        lower = "" if low == -math.inf else f" of at least {low:g}"
-        upper = "" if high == math.inf else f" and {'below' if open_above else 'at most'} {high:g}"
-        raise ValueError(f"{name}={value!r} is invalid: it must be a finite number{lower}{upper}.")
-
-
-def check_betas(betas: Any) -> None:
-    """Requires two numbers in [0, 1)."""
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ValueError(f"betas={betas!r} is invalid: give two numbers, such as (0.9, 0.999).")
-    for i, beta in enumerate(betas):
-        check_number(f"betas[{i}]", beta, 0, 1, open_above=True)
-
-
-def check_state_dtype(dtype: torch.dtype | None) -> None:
-    """Requires None, fp32 or bf16."""
-    if dtype not in (None, torch.float32, torch.bfloat16):
-        raise ValueError(f"state_dtype={dtype!r} is invalid: use None or torch.float32 (fp32), or torch.bfloat16.")
-
-
-__all__ = ["FusedOptimizer", "ParamsT", "StepInputs", "check_betas", "check_number", "check_state_dtype"]
+__all__ = ["FusedOptimizer", "GroupWork", "ParamsT", "StepInputs"]

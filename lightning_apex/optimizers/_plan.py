@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_apex.casting import HALF
+from lightning_apex.sharding import Place, Sharding, like_local, local, place_of
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -21,23 +22,47 @@ StateOf = Callable[[Tensor], dict[str, Any]]
 
 
 class Bucket:
-    """The parameters of a group that one call updates: on one device, all with masters or all without."""
+    """The parameters of a group that one call updates: in one place, all with masters or all without.
 
-    def __init__(self, device: torch.device, has_masters: bool) -> None:
-        self.device = device
+    Attributes:
+        place: Where they are.
+        device: On which device.
+        sharding: Over which processes they are spread; ``None`` if they are not.
+        has_masters: Whether they have masters.
+    """
+
+    def __init__(self, place: Place, has_masters: bool) -> None:
+        self.place = place
+        self.device: torch.device = place[0]
+        self.sharding: Sharding | None = place[1]
         self.has_masters = has_masters
         self.positions: list[int] = []
         self.params: list[Tensor] = []
         self.masters: list[Tensor] = []
         self.states: list[dict[str, Any]] = []
+        self._whole: list[Tensor] = []
+        self._entries: list[int] = []
 
-    def is_complete(self, names: list[str]) -> bool:
+    def add(self, position: int, param: Tensor, state: dict[str, Any], master: Tensor | None) -> None:
+        """Takes one more parameter."""
+        self.positions.append(position)
+        self._whole.append(param)
+        self.params.append(local(param))
+        self.states.append(state)
+        self._entries.append(len(state))
+        if master is not None:
+            self.masters.append(local(master))
+
+    def is_complete(self) -> bool:
         """Whether no parameter's state has lost an entry."""
-        return min(map(len, self.states)) > len(names)  # the step count is one more
+        return list(map(len, self.states)) == self._entries
 
     def grads(self, of_group: list[Tensor | None]) -> list[Tensor]:
         """This bucket's gradients among those of its group."""
-        return [of_group[i] for i in self.positions]  # type: ignore[misc]
+        grads: list[Tensor] = [of_group[i] for i in self.positions]  # type: ignore[misc]
+        if self.sharding is None:
+            return grads
+        return [like_local(grad, param) for grad, param in zip(grads, self._whole, strict=True)]
 
     def steps(self) -> list[Tensor]:
         """The step counts, as they are now."""
@@ -45,7 +70,8 @@ class Bucket:
 
     def moments(self, names: list[str]) -> list[Tensor]:
         """All first states, then all second, and so on, as they are now."""
-        return [state[name] for name in names for state in self.states]
+        moments = [state[name] for name in names for state in self.states]
+        return moments if self.sharding is None else [local(moment) for moment in moments]
 
 
 class GroupPlan:
@@ -72,17 +98,14 @@ class GroupPlan:
         self._absent = [grad is None for grad in grads]
         self._kinds = _kinds(params)
         self._masters = masters
-        buckets: dict[tuple[torch.device, bool], Bucket] = {}
+        buckets: dict[tuple[Place, bool], Bucket] = {}
         for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
             if grad is None:
                 continue
-            key = (param.device, masters is not None and param.dtype in HALF)
+            key = (place_of(param), masters is not None and param.dtype in HALF)
             bucket = buckets.get(key) or buckets.setdefault(key, Bucket(*key))
-            bucket.positions.append(i)
-            bucket.params.append(param)
-            bucket.states.append(state_of(param))
-            if masters is not None and bucket.has_masters:
-                bucket.masters.append(masters.of(param))
+            master = masters.of(param) if masters is not None and bucket.has_masters else None
+            bucket.add(i, param, state_of(param), master)
         self.buckets = list(buckets.values())
         self._masters_version = 0 if masters is None else masters.version
 
@@ -95,7 +118,7 @@ class GroupPlan:
             and all(map(is_, params, self._params))
             and [grad is None for grad in grads] == self._absent
             and _kinds(params) == self._kinds
-            and all(bucket.is_complete(self.names) for bucket in self.buckets)
+            and all(bucket.is_complete() for bucket in self.buckets)
         )
 
 

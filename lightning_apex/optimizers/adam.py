@@ -1,4 +1,4 @@
-"""Adam and AdamW."""
+"""Adam, and AdamW by its own name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_apex.optimizers._base import FusedOptimizer, ParamsT, check_betas, check_number, check_state_dtype
+from lightning_apex.optimizers._base import FusedOptimizer, ParamsT
+from lightning_apex.optimizers._checks import check_betas, check_number, check_state_dtype
 
 
 class FusedAdam(FusedOptimizer):
@@ -79,3 +80,50 @@ class FusedAdam(FusedOptimizer):
         check_number("eps", group["eps"], 0)
         check_number("weight_decay", group["weight_decay"], 0)
         check_state_dtype(group["state_dtype"])
+
+
+class FusedAdamW(FusedAdam):
+    """`FusedAdam` with the arguments of ``torch.optim.AdamW``, and its weight decay of 0.01 by default.
+
+    Args:
+        params: Parameters or parameter groups; fp32, fp16, bf16, or fp64.
+        lr: Learning rate, a float or a one-element tensor.
+        betas: Decay rates of the moments.
+        eps: Added outside the root.
+        weight_decay: Decoupled weight decay.
+        amsgrad: Divide by the running maximum of the second moment.
+        maximize: Ascend instead of descend.
+        capturable: Accepted for old code; see `FusedAdam`.
+        set_grad_none: What ``zero_grad()`` does by default.
+        state_dtype: ``torch.bfloat16`` halves the memory of the moments; they are fp32 by default.
+
+    Raises:
+        ValueError: If an argument is out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        capturable: bool = True,
+        set_grad_none: bool = True,
+        state_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            set_grad_none=set_grad_none,
+            maximize=maximize,
+            capturable=capturable,
+            state_dtype=state_dtype,
+        )

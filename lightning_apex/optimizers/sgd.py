@@ -7,10 +7,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_apex.optimizers._base import FusedOptimizer, ParamsT, check_number, check_state_dtype
+from lightning_apex.optimizers._base import FusedOptimizer, ParamsT
+from lightning_apex.optimizers._checks import check_number, check_state_dtype
 
 
-class FusedSGD(FusedOptimizer):
+class MomentumOptimizer(FusedOptimizer):
+    """SGD and its relatives: what they do with their momentum."""
+
+    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, group: dict[str, Any]) -> None:
+        # A momentum switched on later starts at the gradient, like one that was there from the first step.
+        state["step"].zero_()
+        super()._new_state(state, name, param, group)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        check_number("lr", group["lr"], 0)
+        check_number("momentum", group["momentum"], 0)
+        check_number("weight_decay", group["weight_decay"], 0)
+        check_number("dampening", group["dampening"], -float("inf"))
+        check_state_dtype(group["state_dtype"])
+        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+            raise ValueError(
+                f"nesterov=True with momentum={group['momentum']!r} and dampening={group['dampening']!r} is invalid: "
+                "Nesterov's form needs a momentum above 0 and dampening=0."
+            )
+
+
+class FusedSGD(MomentumOptimizer):
     r"""SGD with momentum, dampening and Nesterov's form, in one pass over memory.
 
     .. math::
@@ -65,20 +87,3 @@ class FusedSGD(FusedOptimizer):
 
     def _row(self, group: dict[str, Any]) -> str:
         return "sgd_momentum" if group["momentum"] else "sgd"
-
-    def _new_state(self, state: dict[str, Any], name: str, param: Tensor, dtype: torch.dtype | None) -> None:
-        # A momentum switched on later starts at the gradient, like one that was there from the first step.
-        state["step"].zero_()
-        super()._new_state(state, name, param, dtype)
-
-    def _check(self, group: dict[str, Any]) -> None:
-        check_number("lr", group["lr"], 0)
-        check_number("momentum", group["momentum"], 0)
-        check_number("weight_decay", group["weight_decay"], 0)
-        check_number("dampening", group["dampening"], -float("inf"))
-        check_state_dtype(group["state_dtype"])
-        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
-            raise ValueError(
-                f"nesterov=True with momentum={group['momentum']!r} and dampening={group['dampening']!r} is invalid: "
-                "Nesterov's form needs a momentum above 0 and dampening=0."
-            )
