@@ -230,6 +230,8 @@ FAULTS = {
     "partial_warp": r"warp collective at faults.cu:\d+: the block is no whole number of warps",
     "misaligned_load": r"misaligned vector access of 16 bytes at faults.cu:\d+ by thread",
     "misaligned_store": r"misaligned vector access of 8 bytes at faults.cu:\d+ by thread",
+    "no_fence_before": r"no fence before the arrival of thread \(0,0,0\) of block .* at faults.cu:\d+",
+    "no_fence_after": r"no fence after the arrival of thread \(0,0,0\) of block .* at faults.cu:\d+",
     "block_too_large": r"a block of \(2048,1,1\) threads",
     "dynamic_too_large": r"1048576 bytes of shared memory",
     "empty_grid": r"a grid of \(0,1,1\) blocks",

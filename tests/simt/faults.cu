@@ -97,6 +97,26 @@ __global__ void misaligned_store(float* out) {
   store(out + 1, Vec<float, 2>{});  // here
 }
 
+// The last of two blocks finishes what both began, as arrives_last() in device.h has it, but for one thing.
+__global__ void no_fence_before(float* out) {
+  if (threadIdx.x != 0) return;
+  auto* arrivals = reinterpret_cast<uint32_t*>(out + 4);
+  out[blockIdx.x] = 1;
+  const bool last = atomicInc(arrivals, 1) == 1;  // here
+  __threadfence();
+  if (last) out[2] = out[0] + out[1];
+}
+
+__global__ void no_fence_after(float* out) {
+  bool last = false;
+  if (threadIdx.x == 0) {
+    out[blockIdx.x] = 1;
+    __threadfence();
+    last = atomicInc(reinterpret_cast<uint32_t*>(out + 4), 1) == 1;  // here
+  }
+  if (__syncthreads_or(last)) out[2] = out[0] + out[1];
+}
+
 __global__ void nothing(float*) {}
 
 struct Large {
@@ -127,6 +147,8 @@ const std::vector<Fault>& faults() {
       {"partial_warp", in_block(partial_warp, 48)},
       {"misaligned_load", in_block(misaligned_load)},
       {"misaligned_store", in_block(misaligned_store)},
+      {"no_fence_before", [](float* out) { launch(no_fence_before, {2, kThreads, 0, {}}, out); }},
+      {"no_fence_after", [](float* out) { launch(no_fence_after, {2, kThreads, 0, {}}, out); }},
       {"block_too_large", in_block(nothing, 2048)},
       {"dynamic_too_large", in_block(nothing, kThreads, 1 << 20)},
       {"empty_grid", [](float* out) { launch(nothing, {0, kThreads, 0, {}}, out); }},

@@ -29,6 +29,8 @@ struct Thread {
   Fiber* fiber;
   Where where;  // it waits
   int source_lane;
+  bool fenced, owes_fence;  // since its last arrival
+  Where arrival;
   alignas(8) unsigned char in[8], out[8];
 };
 struct Warp {
@@ -89,9 +91,14 @@ Thread* next_ready() {
   return t;
 }
 
+void check_arrival(const Thread& t) {
+  if (t.owes_fence) fail("no fence after the arrival of " + name(t) + " at " + text(t.arrival));
+}
+
 void run_thread() {
   try {
     machine.body(machine.context);
+    check_arrival(*machine.self);
   } catch (const Unwind&) {
   }
   Thread& t = *machine.self;
@@ -164,6 +171,7 @@ void prepare_block(dim3 threads) {
     t.index = {i % threads.x, i / threads.x % threads.y, i / threads.x / threads.y};
     t.lane = i % kWarp;
     t.warp = i / kWarp;
+    t.fenced = t.owes_fence = false;
     make_ready(t, State::fresh);
   }
 }
@@ -245,6 +253,7 @@ void run(const Launch& launch, void (*thread)(const void*), const void* context,
 Votes block_barrier(int vote, Where where) {
   Thread& self = *machine.self;
   Barrier& b = machine.barrier;
+  check_arrival(self);
   self.where = where;
   if (b.arrived > 0 && !same(b.first->where, where))
     fail("divergent barrier: " + name(self) + " is at " + text(where) + ", " + name(*b.first) + " at " +
@@ -306,6 +315,18 @@ void check_aligned(const volatile void* address, size_t alignment, Where where) 
   if (reinterpret_cast<uintptr_t>(address) % alignment == 0) return;
   fail("misaligned vector access of " + std::to_string(alignment) + " bytes at " + text(where) + " by " +
        name(*machine.self));
+}
+void count_arrival(Where where) {
+  Thread& self = *machine.self;
+  check_arrival(self);
+  if (!self.fenced) fail("no fence before the arrival of " + name(self) + " at " + text(where));
+  self.fenced = false;
+  self.owes_fence = true;
+  self.arrival = where;
+}
+void fence() {
+  machine.self->fenced = true;
+  machine.self->owes_fence = false;
 }
 int lane_of_this_thread() { return int(machine.self->lane); }
 

@@ -65,4 +65,9 @@ void* dynamic_shared(Where where);
 void check_aligned(const volatile void* address, size_t alignment, Where where);
 int lane_of_this_thread();
 
+// A thread that counts the arrivals of blocks is read from, and goes on to read, what other blocks wrote: there is to
+// be a fence before, and one after, at the latest at the next barrier.
+void count_arrival(Where where);
+void fence();
+
 }  // namespace simt

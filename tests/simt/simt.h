@@ -76,18 +76,19 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, simt::Where where = simt::Wh
   return simt::shuffle(mask, value, simt::lane_of_this_thread() ^ bits, where);
 }
 
-// Blocks and threads take turns, so a plain read-modify-write is atomic here, and a fence has nothing to do. A race
-// detector has to be told of both: this is its place.
+// Blocks and threads take turns, so a plain read-modify-write is atomic here, and a fence has nothing to do but to be
+// there. A race detector has to be told of both: this is its place.
 template <class T>
 T atomicAdd(T* address, std::common_type_t<T> value) {
   const T old = *address;
   *address = old + value;
   return old;
 }
-// Counts to `last`, then starts from 0.
-inline unsigned atomicInc(unsigned* address, unsigned last) {
+// Counts to `last`, then starts from 0: our kernels count the blocks of a tensor with it.
+inline unsigned atomicInc(unsigned* address, unsigned last, simt::Where where = simt::Where::current()) {
+  simt::count_arrival(where);
   const unsigned old = *address;
   *address = old >= last ? 0 : old + 1;
   return old;
 }
-inline void __threadfence() {}
+inline void __threadfence() { simt::fence(); }
