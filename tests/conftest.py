@@ -9,6 +9,7 @@ from typing import Any
 
 import cases
 import pytest
+import simt_support
 import torch
 from kernels import Kernels
 
@@ -31,6 +32,16 @@ def simt_namespace() -> Any:
     namespace = _simt()
     ops._register_fakes("lightning_apex_simt")
     return namespace
+
+
+@pytest.fixture(params=simt_support.ORDERS, ids=lambda order: "".join(map(str, order)))
+def simt(request: pytest.FixtureRequest, simt_namespace: Any) -> Iterator[Kernels]:
+    """The emulated kernels, in every order of threads and blocks, on memory that is NaN until somebody writes it."""
+    torch.use_deterministic_algorithms(True)
+    simt_namespace.set_order(*request.param)
+    yield Kernels("simt", simt_namespace, "cpu")
+    simt_namespace.set_order("forward", 0)
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=cases.BACKENDS)

@@ -1,71 +1,25 @@
 """The CUDA kernels on the SIMT machine of tests/simt: in every order of threads and blocks, over several launches and
 blocks, equal to the CPU kernels. And the machine itself, which must notice what is wrong.
 
-The rows of test_ops.py and test_fused_step.py run on it too, as the backend "simt", in one order and on small tensors.
+test_simt_steps.py has the optimizers. The rows of test_ops.py and test_fused_step.py run on it too, as the backend
+"simt", in one order and on small tensors.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import BF16, DTYPES, F16, F32, F64, OPTIMIZERS, STEP_DTYPES, same_bits
+from cases import BF16, DTYPES, F16, F32, F64, same_bits
 from kernels import Kernels
+from simt_support import CPU, ORDERS, both, counters, exact, many
 from torch import Tensor
 
 FAULTS_CU = Path(__file__).parent / "simt" / "faults.cu"
-ORDERS = [("forward", 0), ("reverse", 0), ("random", 1), ("random", 2)]
-CPU = Kernels("cpu", torch.ops.lightning_apex, "cpu")
-
-
-@pytest.fixture(autouse=True)
-def _fill_with_nan() -> Iterator[None]:
-    """Memory that nobody wrote holds NaN (255 in bytes), so that whoever reads it is found out."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(params=ORDERS, ids=lambda order: "".join(map(str, order)))
-def simt(request: pytest.FixtureRequest, simt_namespace: Any) -> Iterator[Kernels]:
-    simt_namespace.set_order(*request.param)
-    yield Kernels("simt", simt_namespace, "cpu")
-    simt_namespace.set_order("forward", 0)
-
-
-def launches_and_blocks(simt: Kernels) -> tuple[int, int]:
-    launches, blocks, _ = simt.namespace.counters()
-    return launches, blocks
-
-
-def exact(values: Tensor, offset: int = 0) -> Tensor:
-    """The values in a storage that ends with them, from its element `offset` on."""
-    return torch.cat([values.new_zeros(offset), values.flatten()])[offset:].view(values.shape)
-
-
-def many(dtype: torch.dtype, count: int, large: int) -> list[Tensor]:
-    """Small tensors, some empty and most misaligned, and among them one of `large` elements."""
-    sizes = [(7 * i) % 12 for i in range(count)]
-    sizes[count // 2] = large
-    return [exact(torch.randn(size).to(dtype), offset=i % 4) for i, size in enumerate(sizes)]
-
-
-def both(simt: Kernels, call: Callable[[Kernels, list[list[Tensor]]], list[Tensor]], lists: list[list[Tensor]]) -> None:
-    """Makes the same call here and on the CPU, and compares all that it was given and returned, to the bit."""
-
-    def copies() -> list[list[Tensor]]:
-        return [[exact(t, t.storage_offset()) for t in members] for members in lists]
-
-    ours, theirs = copies(), copies()
-    results = zip([call(simt, ours), *ours], [call(CPU, theirs), *theirs], strict=True)
-    for i, (got, expected) in enumerate(results):
-        for j, (a, b) in enumerate(zip(got, expected, strict=True)):
-            assert same_bits(a, b), f"list {i}, tensor {j}: {a} is not {b}"
 
 
 # ---- the operators ----
@@ -75,7 +29,7 @@ def test_measure(simt: Kernels) -> None:
     grads = [*many(F32, 190, 140_000), *many(F16, 3, 9), *many(F64, 3, 5), *many(BF16, 3, 66_000)]
     grads[5][1], grads[7][0] = 1e30, 1e-30  # their squares leave float32
     total, flags = simt.measure_gradients(grads)
-    assert launches_and_blocks(simt)[0] == 2 + 3 + 1  # float32 takes two; the last adds up
+    assert counters(simt).launches == 4 + 1  # one a type; the last adds up
     assert flags.tolist() == [0] * len(grads)
     assert total.item() == pytest.approx(sum(g.double().square().sum().item() for g in grads), rel=1e-7)
 
@@ -94,6 +48,22 @@ def test_a_sum_has_the_same_bits_in_every_order(simt_namespace: Any) -> None:
         simt_namespace.set_order(*order)
         totals.add(simt_namespace.measure_gradients(grads)[0].item())
     assert len(totals) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensor_norms(simt: Kernels, dtype: torch.dtype) -> None:
+    tensors = [*many(dtype, 170, 140_000), exact(torch.randn(65_537).to(dtype), 1)]
+    tensors[1][0] = torch.finfo(dtype).max if dtype != F64 else 1e150  # its square leaves the dtype
+    for ord in (2.0, math.inf):
+        norms, before = simt.tensor_norms(tensors, ord), counters(simt).launches
+        expected = torch.stack([(t.double().square().sum() if ord == 2 else t.double().abs().amax()) if t.numel() else
+                                torch.tensor(0.0, dtype=F64) for t in tensors])  # fmt: skip
+        torch.testing.assert_close(norms, expected, rtol=1e-14, atol=0)
+        assert before == (1 if ord == 2 else 2)
+    for i, bad in ((2, math.nan), (85, -math.inf), (170, math.nan)):
+        tensors[i].view(-1)[-2] = bad
+    assert simt.tensor_norms(tensors, 2.0)[[2, 85, 170]].isfinite().sum() == 0
+    assert str(simt.tensor_norms(tensors, math.inf)[[2, 85, 170]].tolist()) == "[nan, inf, nan]"
 
 
 def test_step_factors_and_update_scale(simt: Kernels) -> None:
@@ -124,7 +94,8 @@ def test_unscale(simt: Kernels, dtype: torch.dtype) -> None:
 
     grads = many(dtype, 140, 40_000)
     both(simt, unscale, [grads, [torch.tensor(1 / 3), torch.zeros(())]])
-    assert launches_and_blocks(simt) == (2, sum(g.numel() > 0 for g in grads) + 2)  # three blocks for the large one
+    blocks = sum(g.numel() > 0 for g in grads) + 2  # three for the large one
+    assert (counters(simt).launches, counters(simt).blocks) == (1, blocks)
     grads[3][0] = math.nan
     both(simt, unscale, [grads, [torch.tensor(1.0), torch.zeros(())]])
 
@@ -153,64 +124,6 @@ def test_reconcile(simt: Kernels, dtype: torch.dtype) -> None:
         return []
 
     both(simt, reconcile, [masters, params])
-
-
-def step_lists(
-    name: str, params: list[Tensor], grad: torch.dtype, state: torch.dtype, masters: bool
-) -> list[list[Tensor]]:
-    """Parameters, gradients, masters, states and steps, each with its own offset into its storage."""
-    n_state = {"adam": 2, "adam_amsgrad": 3, "sgd": 0, "sgd_momentum": 1}[name]
-    wide = [exact(p.float(), 1) for p in params] if masters else []
-    states = [exact(torch.rand(p.shape).to(state), (i + k) % 4) for k in range(n_state) for i, p in enumerate(params)]
-    steps = [torch.tensor(float(i % 3)) for i in range(len(params))]
-    return [params, [exact(torch.randn(p.shape).to(grad), 2) for p in params], wide, states, steps]
-
-
-def make_step(name: str, hypers: dict[str, float], *controls: Tensor | None) -> Callable[..., list[Tensor]]:
-    def step(kernels: Kernels, lists: list[list[Tensor]]) -> list[Tensor]:
-        kernels.fused_step_(name, *lists, list(hypers.values()), *controls)
-        return []
-
-    return step
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("param", "grad", "state", "masters"), STEP_DTYPES, ids=str)
-def test_fused_step(
-    simt: Kernels, name: str, param: torch.dtype, grad: torch.dtype, state: torch.dtype, masters: bool
-) -> None:
-    shapes_and_offsets = [((17_003,), 0), ((33,), 1), ((0,), 0), ((), 0), ((4, 8), 0)]
-    params = [exact(torch.randn(shape).to(param), offset) for shape, offset in shapes_and_offsets]
-    lists = step_lists(name, params, grad, state, masters)
-    if masters:
-        lists[0][1] += 1  # somebody else wrote
-    for hypers in OPTIMIZERS[name][:1] + OPTIMIZERS[name][-1:]:
-        both(simt, make_step(name, hypers, None, torch.tensor(0.25), torch.zeros(())), lists)
-
-
-def test_fused_step_on_a_mixed_list_over_several_launches(simt: Kernels) -> None:
-    wide, half = many(F32, 80, 17_000), many(BF16, 80, 17_000)
-    lists = [[], [], [], [], []]
-    for part in (step_lists("adam", wide, F32, F32, False), step_lists("adam", half, F32, BF16, False)):
-        lists = [have + more for have, more in zip(lists, part, strict=True)]
-    first, second = (lists[3][k : k + 80] for k in (0, 160)), (lists[3][k : k + 80] for k in (80, 240))
-    lists[3] = [t for group in (*first, *second) for t in group]
-    both(simt, make_step("adam", OPTIMIZERS["adam"][1], torch.tensor(0.5, dtype=F64)), lists)
-    assert launches_and_blocks(simt)[0] == 2 * 2 + 1
-
-
-def test_many_step_counts(simt: Kernels) -> None:
-    lists = step_lists("sgd", [torch.ones(1) for _ in range(500)], F32, F32, False)
-    both(simt, make_step("sgd", OPTIMIZERS["sgd"][0]), lists)
-    assert launches_and_blocks(simt)[0] == 6 + 2
-
-
-@pytest.mark.parametrize("found_inf", [1.0, math.nan])
-def test_an_overflow_writes_nothing(simt: Kernels, found_inf: float) -> None:
-    lists = step_lists("adam", many(F16, 5, 20_000), F16, F32, True)
-    before = [[t.clone() for t in members] for members in lists]
-    make_step("adam", OPTIMIZERS["adam"][0], None, None, torch.tensor(found_inf))(simt, lists)
-    assert all(same_bits(a, b) for x, y in zip(lists, before, strict=True) for a, b in zip(x, y, strict=True))
 
 
 # ---- the machine ----
