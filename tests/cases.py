@@ -93,6 +93,13 @@ _ADAM_ROWS = [
     _ADAM | {"weight_decay": 0.1, "adam_w_mode": 0.0},
     _ADAM | {"bias_correction": 0.0, "eps": 1e-3, "maximize": 1.0},
 ]
+_ADAGRAD = {"lr": 0.1, "eps": 1e-10, "weight_decay": 0.0, "adagrad_w_mode": 0.0, "maximize": 0.0}
+_LION = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "maximize": 0.0}
+_LAMB = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1, "bias_correction": 1.0}
+_LAMB |= {"grad_averaging": 1.0, "adam_w_mode": 1.0, "use_nvlamb": 0.0, "maximize": 0.0}
+_NOVOGRAD = {"lr": 0.01, "beta1": 0.9, "beta2": 0.98, "eps": 1e-8, "weight_decay": 0.1, "bias_correction": 1.0}
+_NOVOGRAD |= {"grad_averaging": 1.0, "reg_inside_moment": 0.0, "norm_type": 2.0, "init_zero": 0.0, "maximize": 0.0}
+_LARS = _SGD | {"trust_coefficient": 0.1, "eps": 1e-8, "weight_decay": 0.1}
 OPTIMIZERS: dict[str, list[dict[str, float]]] = {
     "adam": _ADAM_ROWS,
     "adam_amsgrad": _ADAM_ROWS,
@@ -106,6 +113,30 @@ OPTIMIZERS: dict[str, list[dict[str, float]]] = {
         _SGD | {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1},
         _SGD | {"momentum": 0.9, "nesterov": 1.0, "weight_decay": 0.1},
         _SGD | {"momentum": 0.9, "weight_decay": 0.1, "wd_after_momentum": 1.0, "maximize": 1.0},
+    ],
+    "adagrad": [
+        _ADAGRAD,
+        _ADAGRAD | {"weight_decay": 0.1},
+        _ADAGRAD | {"weight_decay": 0.1, "adagrad_w_mode": 1.0, "maximize": 1.0},
+    ],
+    "lion": [_LION, _LION | {"weight_decay": 0.1}, _LION | {"beta2": 0.5, "maximize": 1.0}],
+    "lamb": [
+        _LAMB,
+        _LAMB | {"weight_decay": 0.0},
+        _LAMB | {"weight_decay": 0.0, "use_nvlamb": 1.0, "grad_averaging": 0.0},
+        _LAMB | {"adam_w_mode": 0.0, "bias_correction": 0.0, "eps": 1e-3, "maximize": 1.0},
+    ],
+    "novograd": [
+        _NOVOGRAD,
+        _NOVOGRAD | {"reg_inside_moment": 1.0, "grad_averaging": 0.0, "bias_correction": 0.0},
+        _NOVOGRAD | {"norm_type": 0.0, "maximize": 1.0},
+        _NOVOGRAD | {"init_zero": 1.0, "eps": 1e-2, "reg_inside_moment": 1.0, "maximize": 1.0},
+    ],
+    "lars": [_LARS, _LARS | {"weight_decay": 0.0, "maximize": 1.0}, _LARS | {"wd_after_momentum": 1.0, "eps": 0.1}],
+    "lars_momentum": [
+        _LARS | {"momentum": 0.9},
+        _LARS | {"momentum": 0.9, "dampening": 0.3, "nesterov": 1.0, "maximize": 1.0},
+        _LARS | {"momentum": 0.9, "wd_after_momentum": 1.0},
     ],
 }
 OPTIMIZER_ROWS = [(name, hypers) for name, rows in OPTIMIZERS.items() for hypers in rows]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import reference
 import torch
-from cases import F32, F64, LAYOUTS, STEP_DTYPES, assert_close, same_bits
+from cases import BF16, F32, F64, LAYOUTS, STEP_DTYPES, assert_close, same_bits
 from kernels import Kernels
 from torch import Tensor
 
@@ -39,9 +40,30 @@ class Problem:
     def step(self, backend: Kernels, **controls: Any) -> Problem:
         hypers = [self.hypers[name] for name in TABLE[self.name]["hypers"]]
         lists = (self.params, self.grads, self.masters, self.states, self.steps)
-        optional = [controls.get(name) for name in ("lr", "multiplier", "found_inf")]
+        optional = [controls.get(name) for name in ("lr", "multiplier", "found_inf", "norms")]
         backend.fused_step_(self.name, *lists, hypers, *optional)
         return self
+
+    def norms(self, backend: Kernels, **controls: Any) -> Tensor:
+        """The first pass alone."""
+        hypers = [self.hypers[name] for name in TABLE[self.name]["hypers"]]
+        lists = (self.params, self.grads, self.masters, self.states, self.steps)
+        result: Tensor = backend.fused_norms_(
+            self.name, *lists, hypers, *[controls.get(name) for name in ("lr", "multiplier", "found_inf")]
+        )
+        return result
+
+    def reference_of(self, i: int, after: Problem, of: Callable[..., Any], factor: float, **changed: float) -> Any:
+        """Calls a function of tests/reference with all that belongs to tensor i, in float64."""
+        n = len(self.params)
+        value = (self.masters or self.params)[i].cpu().double()
+        states = [state.cpu().double() for state in self.states[i::n]]
+        options = {}
+        if self.name == "lamb":
+            half = self.states[i].dtype == BF16
+            options["stored"] = lambda state, k: after.states[k * n + i].cpu().double() if half else state
+        grad, t = self.grads[i].cpu().double() * factor, int(self.steps[i].item()) + 1
+        return of(value, grad, states, t, self.hypers | changed, **options)
 
 
 def problem(
@@ -63,27 +85,27 @@ def problem(
         p.params = [LAYOUTS[names[i % len(names)]](m.to(param_dtype)) for i, m in enumerate(p.masters)]
     else:
         p.params = fill(param_dtype, 0)
-    for i in range(len(TABLE[name]["states"])):
-        p.states += fill(state_dtype, i, positive=i > 0)
+    for i, state in enumerate(TABLE[name]["states"]):
+        p.states += fill(state_dtype, i, positive=state in ("exp_avg_sq", "max_exp_avg_sq", "sum"))
+    for _ in TABLE[name]["tensor_states"]:
+        dtype = F64 if param_dtype == F64 else F32
+        p.states += [torch.rand((), dtype=dtype, device=device) for _ in shapes]
     p.steps = [torch.tensor(float(done), device=device) for _ in shapes]
     return p
 
 
 def assert_is_reference(after: Problem, before: Problem, factor: float = 1.0, **changed: float) -> None:
     """Every written value is what the float64 reference makes of the values before."""
-    n, n_state = len(before.params), len(TABLE[before.name]["states"])
+    n = len(before.params)
     for i in range(n):
-        values = (before.masters or before.params)[i].cpu().double()
-        states = [before.states[s * n + i].cpu().double() for s in range(n_state)]
-        t = int(before.steps[i].item()) + 1
         update = reference.OPTIMIZERS[before.name]
-        value, states = update(values, before.grads[i].cpu().double() * factor, states, t, before.hypers | changed)
-        where = f"{before.name} {before.hypers} tensor {i} {tuple(values.shape)}"
+        value, states = before.reference_of(i, after, update, factor, **changed)
+        where = f"{before.name} {before.hypers} tensor {i} {tuple(value.shape)}"
         if before.masters:
             assert_close(after.masters[i], value, f"{where} master")
             assert torch.equal(after.params[i], after.masters[i].to(after.params[i].dtype))
         assert_close(after.params[i], value, f"{where} param")
-        for s in range(n_state):
-            assert_close(after.states[s * n + i], states[s], f"{where} state {s}")
+        for s, state in enumerate(states):
+            assert_close(after.states[s * n + i], state, f"{where} state {s}")
         assert same_bits(after.grads[i], before.grads[i])
-        assert after.steps[i].item() == t
+        assert after.steps[i].item() == before.steps[i].item() + 1

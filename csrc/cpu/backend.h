@@ -21,18 +21,28 @@ using ReconcileFn = void (*)(void* master, const void* param, int64_t begin, int
 // `consts` is the formula's Consts<double> where the parameter is double, else Consts<float>.
 using StepFn = void (*)(const StepRow& row, const void* consts, double multiplier, int64_t begin, int64_t end);
 
+// The first pass of an optimizer with norms. norms: the sums of squares, or the largest magnitudes, of these elements.
+using GatherFn = void (*)(const StepRow& row, const void* consts, double multiplier, int64_t begin, int64_t end,
+                          double* norms);
+using MagnitudeFn = double (*)(const void* src, int64_t begin, int64_t end);  // the largest; NaN if any is
+
 struct Backend {
   const char* name;
   MeasureFn (*measure)(ScalarType src);
+  MagnitudeFn (*magnitude)(ScalarType src);
   CopyFn (*copy)(ScalarType dst, ScalarType src);
   ReconcileFn (*reconcile)(ScalarType param);
   StepFn (*step)(int optimizer, ScalarType param, ScalarType grad, ScalarType state, bool master);
+  GatherFn (*gather)(int optimizer, bool maxima, ScalarType param, ScalarType grad, ScalarType state, bool master);
 };
 
 #if defined(__x86_64__)
 extern const Backend kAvx512Backend, kAvx2Backend;
 #endif
 extern const Backend kPortableBackend;
+
+// The larger of two magnitudes; NaN where one is.
+inline double larger(double a, double b) { return b > a || b != b ? b : a; }
 
 // The one that runs: the best that this processor has, or what LIGHTNING_APEX_CPU_BACKEND asks for.
 const Backend& cpu_backend();

@@ -1,73 +1,18 @@
-// fused_step_ on the CPU: one pass over parameters, gradients, masters and states.
+// fused_step_ and fused_norms_ on the CPU.
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include <cstddef>
-#include <cstring>
+#include <utility>
 
 #include "../optimizer_table.h"
-#include "../tensor_lists.h"
+#include "../step_call.h"
 #include "backend.h"
 #include "parallel.h"
+#include "two_passes.h"
 
 namespace lightning_apex {
 
 namespace {
-
-// A formula's constants for one tensor, of float or double as its parameter is.
-struct Consts {
-  alignas(16) std::byte bytes[kMaxConstsBytes];
-};
-
-template <class F, class S>
-void prepare_as(const double* hypers, double step, Consts& to) {
-  const auto consts = F::template prepare<S>(hypers, step);
-  std::memcpy(to.bytes, &consts, sizeof(consts));
-}
-
-template <class F>
-void prepare(const double* hypers, double step, bool is_double, Consts& to) {
-  is_double ? prepare_as<F, double>(hypers, step, to) : prepare_as<F, float>(hypers, step, to);
-}
-
-using PrepareFn = void (*)(const double*, double, bool, Consts&);
-#define LIGHTNING_APEX_PREPARE(...) &prepare<__VA_ARGS__>,
-constexpr PrepareFn kPrepare[] = {LIGHTNING_APEX_OPTIMIZERS(LIGHTNING_APEX_PREPARE)};
-#undef LIGHTNING_APEX_PREPARE
-
-// What rows share as long as they follow each other with the same dtypes and step count, which nearly all do.
-struct Recipe {
-  StepFn kernel;
-  Consts consts;
-};
-
-class Recipes {
- public:
-  Recipes(int optimizer, std::vector<double> hypers) : optimizer_(optimizer), hypers_(std::move(hypers)) {}
-  size_t of(const StepRow& row) {
-    if (list_.empty() || !same(row)) {
-      last_ = row;
-      last_step_ = *row.step;
-      const Backend& backend = cpu_backend();
-      Recipe& recipe = list_.emplace_back();
-      recipe.kernel = backend.step(optimizer_, row.param_dtype, row.grad_dtype, row.state_dtype, row.master != nullptr);
-      // The stored count includes this update, in float32: past 2^24 steps it stands still, as torch's does.
-      kPrepare[optimizer_](hypers_.data(), last_step_ + 1, row.param_dtype == ScalarType::Double, recipe.consts);
-    }
-    return list_.size() - 1;
-  }
-  const Recipe& operator[](size_t i) const { return list_[i]; }
-
- private:
-  bool same(const StepRow& row) const {
-    return *row.step == last_step_ && row.param_dtype == last_.param_dtype && row.grad_dtype == last_.grad_dtype &&
-           row.state_dtype == last_.state_dtype && (row.master == nullptr) == (last_.master == nullptr);
-  }
-  int optimizer_;
-  std::vector<double> hypers_;
-  std::vector<Recipe> list_;
-  StepRow last_{};
-  float last_step_ = 0;
-};
 
 double read_number(const Tensor& t) {
   switch (t.scalar_type()) {
@@ -82,37 +27,72 @@ double read_number(const Tensor& t) {
   }
 }
 
-void fused_step_(std::string_view name, TensorList params, TensorList grads, TensorList masters, TensorList states,
-                 TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
-                 const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
-  const StepCall call{params, grads, masters, states, steps, hypers, lr, multiplier, found_inf};
-  const int optimizer = check_step(name, call, at::Device(at::kCPU));
-  if (found_inf.has_value() && *found_inf->const_data_ptr<float>() != 0) return;
+bool is_skipped(const StepCall& call) {
+  return call.found_inf.has_value() && *call.found_inf->const_data_ptr<float>() != 0;
+}
 
-  std::vector<double> values = hypers.vec();
-  if (lr.has_value()) values[0] = read_number(*lr);
-  const double factor = multiplier.has_value() ? *multiplier->const_data_ptr<float>() : 1;
+void only_pass(const StepWork& work) {
+  ChunkPlan plan(work.rows.size());
+  for (const StepRow& row : work.rows) plan.add(row.numel);
+  plan.run([&](size_t, const Chunk& chunk) {
+    const Recipe& recipe = work.recipe(chunk.row);
+    recipe.update(work.rows[chunk.row], recipe.consts.bytes, work.multiplier, chunk.begin, chunk.end);
+  });
+}
+
+// Makes the passes of a call that has been checked. `norms`: room for those that the first pass returns.
+void make_passes(const StepCall& call, int optimizer, double* norms) {
+  std::vector<double> hypers = call.hypers.vec();
+  if (call.lr.has_value()) hypers[0] = read_number(*call.lr);
 
   FlatViews views;
-  const std::vector<StepRow> rows = step_rows(call, views);
-  Recipes recipes(optimizer, std::move(values));
+  const std::vector<StepRow> rows = step_rows(call, views, norms);
+  Recipes recipes(optimizer, std::move(hypers));
   std::vector<size_t> recipe_of(rows.size());
-  ChunkPlan plan(rows.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    recipe_of[i] = recipes.of(rows[i]);
-    plan.add(rows[i].numel);
-  }
-  plan.run([&](size_t, const Chunk& chunk) {
-    const Recipe& recipe = recipes[recipe_of[chunk.row]];
-    recipe.kernel(rows[chunk.row], recipe.consts.bytes, factor, chunk.begin, chunk.end);
-  });
-  for (const StepRow& row : rows) *row.step += 1;
+  for (size_t i = 0; i < rows.size(); ++i) recipe_of[i] = recipes.of(rows[i]);
+  const double multiplier = call.multiplier.has_value() ? *call.multiplier->const_data_ptr<float>() : 1;
+  const StepWork work{rows, recipes, recipe_of, multiplier, optimizer_table()[optimizer].n_norms};
+
+  if (call.passes == Passes::first)
+    first_pass(work);
+  else if (work.n_norms == 0)
+    only_pass(work);
+  else if (call.norms.has_value())
+    second_pass(work);
+  else
+    both_passes(work);
+  if (call.passes == Passes::all)
+    for (const StepRow& row : rows) *row.step += 1;
   views.write_back();
   bump_versions(call);
 }
 
+void fused_step_(std::string_view name, TensorList params, TensorList grads, TensorList masters, TensorList states,
+                 TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
+                 const OptionalTensor& multiplier, const OptionalTensor& found_inf, const OptionalTensor& norms) {
+  const StepCall call{Passes::all, name,   params, grads,      masters,   states,
+                      steps,       hypers, lr,     multiplier, found_inf, norms};
+  const int optimizer = check_step(call, at::Device(at::kCPU));
+  if (!is_skipped(call)) make_passes(call, optimizer, nullptr);
+}
+
+Tensor fused_norms_(std::string_view name, TensorList params, TensorList grads, TensorList masters, TensorList states,
+                    TensorList steps, at::ArrayRef<double> hypers, const OptionalTensor& lr,
+                    const OptionalTensor& multiplier, const OptionalTensor& found_inf) {
+  const OptionalTensor none;
+  const StepCall call{Passes::first, name,   params, grads,      masters,   states,
+                      steps,         hypers, lr,     multiplier, found_inf, none};
+  const int optimizer = check_step(call, at::Device(at::kCPU));
+  Tensor norms = at::zeros({int64_t(params.size()), n_norms(call)}, at::kDouble);
+  if (!is_skipped(call)) make_passes(call, optimizer, norms.mutable_data_ptr<double>());
+  return norms;
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(lightning_apex, CPU, m) { m.impl("fused_step_", &fused_step_); }
+TORCH_LIBRARY_IMPL(lightning_apex, CPU, m) {
+  m.impl("fused_step_", &fused_step_);
+  m.impl("fused_norms_", &fused_norms_);
+}
 
 }  // namespace lightning_apex

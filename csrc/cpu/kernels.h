@@ -60,12 +60,23 @@ struct Finite {
 
 // ---- measure ----
 
-// Sums in one lane of double for each element of a block, whatever the vector's width, so that every instruction set
-// adds in the same order. The square of no float overflows there; the largest doubles' do, hence their own test.
+// Sums are made in one lane of double for each element of a block, whatever the vector's width, so that every
+// instruction set adds in the same order.
+constexpr int kSums = kBlock / Vec<double>::width;
+
+// Adds the upper half of the lanes to the lower until one is left.
+APEX_INLINE double sum_of_lanes(const Vec<double> (&sums)[kSums]) {
+  double lane[kBlock];
+  __builtin_memcpy(lane, sums, sizeof(lane));
+  for (int half = kBlock / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+  return lane[0];
+}
+
+// The square of no float overflows there; the largest doubles' do, hence their own test.
 template <class T>
 struct Measure {
-  static constexpr int kVecs = kBlock / Vec<double>::width;
-  Vec<double> sums[kVecs];
+  Vec<double> sums[kSums];
   Finite<double> finite;
 
   APEX_INLINE Measure() {
@@ -74,7 +85,7 @@ struct Measure {
   APEX_INLINE void blocks(const T* src, int64_t n) {
     for (int64_t i = 0; i < n; i += kBlock) {
       prefetch<kPrefetchAlone>(src + i);
-      for (int k = 0; k < kVecs; ++k) {
+      for (int k = 0; k < kSums; ++k) {
         const Vec<double> x = part<kBlock>(src + i, k);
         if constexpr (std::is_same_v<T, double>) {
           sums[k] = sums[k] + x * x;
@@ -85,23 +96,48 @@ struct Measure {
       }
     }
   }
-  // Adds the upper half of the lanes to the lower until one is left.
-  APEX_INLINE double total() const {
-    double lane[kBlock];
-    __builtin_memcpy(lane, sums, sizeof(lane));
-    for (int half = kBlock / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-    return lane[0];
-  }
   static Measured run(const void* src, int64_t begin, int64_t end) {
     const T* from = static_cast<const T*>(src) + begin;
     const int64_t most = whole(begin, end), rest = end - begin - most;
     Measure m;
     m.blocks(from, most);
     if (rest > 0) m.blocks(Padded<T>().take(from + most, rest), kBlock);
-    const double total = m.total();
+    const double total = sum_of_lanes(m.sums);
     const bool nonfinite = std::is_same_v<T, double> ? !m.finite.all() : !(total - total == 0);
     return {total, nonfinite};
+  }
+};
+
+// The bits of floats without their sign order as integers do, infinity above all numbers and NaN above infinity.
+template <class T>
+struct Magnitude {
+  using Bits = signed_bits<T>;
+  static constexpr int kLanes = APEX_VECTOR_BYTES / int(sizeof(T));
+  static constexpr Bits kAllButSign = Bits(~(Bits(1) << (8 * sizeof(T) - 1)));
+  lanes<Bits, kLanes> most = {};
+
+  APEX_INLINE void blocks(const T* src, int64_t n) {
+    for (int64_t i = 0; i < n; i += kBlock) {
+      prefetch<kPrefetchAlone>(src + i);
+      for (int64_t j = i; j < i + kBlock; j += kLanes) {
+        lanes<Bits, kLanes> x;
+        __builtin_memcpy(&x, src + j, sizeof(x));
+        x &= kAllButSign;
+        most = x > most ? x : most;
+      }
+    }
+  }
+  static double run(const void* src, int64_t begin, int64_t end) {
+    const T* from = static_cast<const T*>(src) + begin;
+    const int64_t all = whole(begin, end), rest = end - begin - all;
+    Magnitude m;
+    m.blocks(from, all);
+    if (rest > 0) m.blocks(Padded<T>().take(from + all, rest), kBlock);
+    Bits most = 0;
+    for (int i = 0; i < kLanes; ++i) most = m.most[i] > most ? m.most[i] : most;
+    T value;
+    __builtin_memcpy(&value, &most, sizeof(value));
+    return static_cast<double>(value);
   }
 };
 
@@ -163,68 +199,6 @@ struct Reconcile {
     Padded<float> m;
     blocks(m.take(master + most, rest), Padded<P>().take(param + most, rest), kBlock);
     m.put(master + most, rest);
-  }
-};
-
-// ---- the optimizers ----
-
-template <class F, class P, class G, class St, bool with_master>
-struct Step {
-  using S = compute<P>;
-  using Consts = typename F::template Consts<S>;
-  static constexpr int kStates = F::n_state, kSlots = kStates > 0 ? kStates : 1;
-  struct Streams {
-    P* param;
-    const G* grad;
-    float* master;
-    St* state[kSlots];
-  };
-
-  static APEX_INLINE void vector(const Streams& to, int64_t i, const Consts& consts, S multiplier) {
-    Vec<S> p = load<S>(to.param + i), s[kSlots];
-    if constexpr (with_master) p = reconciled<P>(load<float>(to.master + i), p);
-    const Vec<S> g = load<S>(to.grad + i) * multiplier;
-    for (int k = 0; k < kStates; ++k) s[k] = load<S>(to.state[k] + i);
-    F::update(p, g, s, consts);
-    store(to.param + i, p);
-    if constexpr (with_master) store(to.master + i, p);
-    for (int k = 0; k < kStates; ++k) store(to.state[k] + i, s[k]);
-  }
-  static APEX_INLINE void blocks(const Streams& to, int64_t n, const Consts& consts, S multiplier) {
-    for (int64_t i = 0; i < n; i += kBlock) {
-      prefetch(to.param + i);
-      prefetch(to.grad + i);
-      if constexpr (with_master) prefetch(to.master + i);
-      for (int k = 0; k < kStates; ++k) prefetch(to.state[k] + i);
-      for (int64_t j = i; j < i + kBlock; j += Vec<S>::width) vector(to, j, consts, multiplier);
-    }
-  }
-  // Less than a vector.
-  static APEX_INLINE void padded(const Streams& to, int64_t n, const Consts& consts, S multiplier) {
-    Padded<P> param;
-    Padded<G> grad;
-    Padded<float> master;
-    Padded<St> state[kSlots];
-    Streams copy{param.take(to.param, n), grad.take(to.grad, n), nullptr, {}};
-    if constexpr (with_master) copy.master = master.take(to.master, n);
-    for (int k = 0; k < kStates; ++k) copy.state[k] = state[k].take(to.state[k], n);
-    vector(copy, 0, consts, multiplier);
-    param.put(to.param, n);
-    if constexpr (with_master) master.put(to.master, n);
-    for (int k = 0; k < kStates; ++k) state[k].put(to.state[k], n);
-  }
-  static void run(const StepRow& row, const void* consts_, double multiplier, int64_t begin, int64_t end) {
-    const Consts consts = *static_cast<const Consts*>(consts_);  // a copy that no store can change: stays in registers
-    const auto from = [&row](int64_t at) {
-      Streams s{static_cast<P*>(row.param) + at, static_cast<const G*>(row.grad) + at, nullptr, {}};
-      if constexpr (with_master) s.master = row.master + at;
-      for (int k = 0; k < kStates; ++k) s.state[k] = static_cast<St*>(row.state[k]) + at;
-      return s;
-    };
-    int64_t at = begin + whole(begin, end);
-    blocks(from(begin), at - begin, consts, S(multiplier));
-    for (; at + Vec<S>::width <= end; at += Vec<S>::width) vector(from(at), 0, consts, S(multiplier));
-    if (at < end) padded(from(at), end - at, consts, S(multiplier));
   }
 };
 

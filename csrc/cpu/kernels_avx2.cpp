@@ -27,6 +27,7 @@
 #include "vec.h"
 #include "../optimizers.h"
 #include "kernels.h"
+#include "step_kernels.h"
 #include "kernel_tables.h"
 // clang-format on
 
@@ -37,7 +38,12 @@
 #endif
 
 namespace lightning_apex {
-const Backend kAvx2Backend = {"avx2", &avx2::measure_kernel, &avx2::copy_kernel, &avx2::reconcile_kernel,
-                              &avx2::step_kernel};
+const Backend kAvx2Backend = {"avx2",
+                              &avx2::measure_kernel,
+                              &avx2::magnitude_kernel,
+                              &avx2::copy_kernel,
+                              &avx2::reconcile_kernel,
+                              &avx2::step_kernel,
+                              &avx2::gather_kernel};
 }  // namespace lightning_apex
 #endif

@@ -29,6 +29,7 @@
 #include "vec.h"
 #include "../optimizers.h"
 #include "kernels.h"
+#include "step_kernels.h"
 #include "kernel_tables.h"
 // clang-format on
 
@@ -39,7 +40,12 @@
 #endif
 
 namespace lightning_apex {
-const Backend kAvx512Backend = {"avx512", &avx512::measure_kernel, &avx512::copy_kernel, &avx512::reconcile_kernel,
-                                &avx512::step_kernel};
+const Backend kAvx512Backend = {"avx512",
+                                &avx512::measure_kernel,
+                                &avx512::magnitude_kernel,
+                                &avx512::copy_kernel,
+                                &avx512::reconcile_kernel,
+                                &avx512::step_kernel,
+                                &avx512::gather_kernel};
 }  // namespace lightning_apex
 #endif

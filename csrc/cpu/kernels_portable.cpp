@@ -18,10 +18,16 @@
 #include "vec.h"
 #include "../optimizers.h"
 #include "kernels.h"
+#include "step_kernels.h"
 #include "kernel_tables.h"
 // clang-format on
 
 namespace lightning_apex {
-const Backend kPortableBackend = {"portable", &portable::measure_kernel, &portable::copy_kernel,
-                                  &portable::reconcile_kernel, &portable::step_kernel};
+const Backend kPortableBackend = {"portable",
+                                  &portable::measure_kernel,
+                                  &portable::magnitude_kernel,
+                                  &portable::copy_kernel,
+                                  &portable::reconcile_kernel,
+                                  &portable::step_kernel,
+                                  &portable::gather_kernel};
 }  // namespace lightning_apex

@@ -1,5 +1,6 @@
 // The operators on gradients, masters and the loss scale, on the CPU.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -75,6 +76,29 @@ std::tuple<Tensor, Tensor> measure_gradients(TensorList grads) {
   std::vector<char> marks;
   const double sum = measure_rows(single_rows(grads, Access::read, views), plan, marks);
   return {scalar(sum), nonfinite_rows(grads.size(), plan, marks, std::nullopt)};
+}
+
+Tensor tensor_norms(TensorList tensors, double ord) {
+  const bool maxima = is_max_norm(ord);
+  check_list("tensor_norms", "tensors", tensors, kCPU);
+  FlatViews views;
+  const std::vector<CopyRow> rows = single_rows(tensors, Access::read, views);
+  const Backend& backend = cpu_backend();
+  ChunkPlan plan(rows.size());
+  for (const CopyRow& row : rows) plan.add(row.numel);
+  std::vector<double> of_chunks(plan.chunks().size());
+  plan.run([&](size_t i, const Chunk& chunk) {
+    const CopyRow& row = rows[chunk.row];
+    of_chunks[i] = maxima ? backend.magnitude(row.src_dtype)(row.src, chunk.begin, chunk.end)
+                          : backend.measure(row.src_dtype)(row.src, chunk.begin, chunk.end).sum_of_squares;
+  });
+  Tensor norms = at::zeros({int64_t(rows.size())}, at::kDouble);
+  auto* norm = norms.mutable_data_ptr<double>();
+  for (size_t i = 0; i < of_chunks.size(); ++i) {
+    double& of_row = norm[plan.chunks()[i].row];
+    of_row = maxima ? larger(of_row, of_chunks[i]) : of_row + of_chunks[i];
+  }
+  return norms;
 }
 
 std::tuple<Tensor, Tensor> step_factors_op(const Tensor& sum_of_squares, const Tensor& nonfinite,
@@ -166,6 +190,7 @@ void update_scale_(const Tensor& scale, const Tensor& trackers, const Tensor& fo
 
 TORCH_LIBRARY_IMPL(lightning_apex, CPU, m) {
   m.impl("measure_gradients", &measure_gradients);
+  m.impl("tensor_norms", &tensor_norms);
   m.impl("step_factors", &step_factors_op);
   m.impl("unscale_", &unscale_);
   m.impl("copy_scaled_", &copy_scaled_);

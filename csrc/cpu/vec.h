@@ -31,6 +31,16 @@ struct Vec {
   // Lane by lane: where `a == b`, `yes`, else `no`.
   static APEX_INLINE Vec select_equal(Vec a, Vec b, Vec yes, Vec no) { return a.v == b.v ? yes.v : no.v; }
   friend APEX_INLINE Vec maximum(Vec a, Vec b) { return a.v < b.v ? b.v : a.v; }
+  friend APEX_INLINE Vec sign_of(Vec x) {
+    const lanes<S, width> zero{}, one = zero + S(1);
+    return x.v > zero ? one : (x.v < zero ? -one : x.v);
+  }
+  // The first n lanes, zeros behind.
+  static APEX_INLINE Vec first(Vec x, int n) {
+    lanes<S, width> place;
+    for (int i = 0; i < width; ++i) place[i] = S(i);
+    return place < lanes<S, width>{} + S(n) ? x.v : lanes<S, width>{};
+  }
 };
 
 #if APEX_VECTOR_BYTES == 64
@@ -66,6 +76,9 @@ struct Raw<c10::BFloat16> {
 };
 template <class T>
 using raw = typename Raw<T>::type;  // what memory holds
+
+template <class T>
+using signed_bits = std::conditional_t<sizeof(T) == 2, short, std::conditional_t<sizeof(T) == 4, int, long long>>;
 
 template <int n>
 APEX_INLINE lanes<float, n> decode(lanes<unsigned short, n> x, c10::BFloat16*) {
@@ -171,6 +184,29 @@ APEX_INLINE Vec<double> add_exact_square(Vec<double> sum, Vec<double> x) {
   return sum + x * x;
 #endif
 }
+
+APEX_INLINE void halves(Vec<float> x, lanes<float, Vec<double>::width> (&half)[2]) {
+  constexpr int n = Vec<double>::width;
+#if APEX_VECTOR_BYTES == 64
+  half[0] = lanes<float, n>(_mm512_castps512_ps256(x.v));
+  half[1] = lanes<float, n>(_mm512_extractf32x8_ps(x.v, 1));
+#elif APEX_VECTOR_BYTES == 32
+  half[0] = lanes<float, n>(_mm256_castps256_ps128(x.v));
+  half[1] = lanes<float, n>(_mm256_extractf128_ps(x.v, 1));
+#else
+  static_assert(sizeof(half) == sizeof(x) && n > 0);
+  __builtin_memcpy(half, &x, sizeof(half));
+#endif
+}
+
+// Adds the squares of x to the doubles of the same elements.
+APEX_INLINE void add_squares(Vec<double>* sums, Vec<float> x) {
+  lanes<float, Vec<double>::width> half[2];
+  halves(x, half);
+  for (int i = 0; i < 2; ++i)
+    sums[i] = add_exact_square(sums[i], Vec<double>(convert<double, float, Vec<double>::width>(half[i])));
+}
+APEX_INLINE void add_squares(Vec<double>* sums, Vec<double> x) { *sums = *sums + x * x; }
 
 // The k-th of the vectors that hold the `block` elements at `from`. Of bfloat16 the even elements come first, then the
 // odd ones: a shift or a mask of their pairs makes floats, and no lane has to move.

@@ -34,6 +34,7 @@ namespace lightning_apex {
 
 struct ElementWise {
   static constexpr int n_norms = 0, n_tensor_state = 0;
+  static constexpr bool advances_states = false;
 };
 
 // What a formula with norms overrides as needed.

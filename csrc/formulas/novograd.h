@@ -46,6 +46,7 @@ struct NovoGradFormula : WithNorms {
   template <class S>
   struct Consts {
     S beta1, grad_weight, param_weight, step_size, decay;
+    double inv_c2;
   };
 
   template <class S>
@@ -53,6 +54,7 @@ struct NovoGradFormula : WithNorms {
     Consts<S> c;
     c.beta1 = S(h[beta1]);
     c.step_size = S(h[lr] / (h[bias_correction] != 0 ? 1 - pow(h[beta1], step) : 1));
+    c.inv_c2 = h[bias_correction] != 0 ? 1 / (1 - pow(h[beta2], step)) : 1;
     c.decay = S(h[reg_inside_moment] != 0 ? 1 : 1 - h[lr] * h[weight_decay]);
     return c;
   }
@@ -61,7 +63,7 @@ struct NovoGradFormula : WithNorms {
   static APEX_HD void finish(const double* h, double step, const double* norms, double* tensor_state, Consts<S>& c) {
     double& v = *tensor_state;
     v = step <= 1 && h[init_zero] == 0 ? norms[0] : h[beta2] * v + (1 - h[beta2]) * norms[0];
-    const double corrected = v / (h[bias_correction] != 0 ? 1 - pow(h[beta2], step) : 1);
+    const double corrected = v * c.inv_c2;
     const double d = (takes_maxima(h) ? corrected : sqrt(corrected)) + h[eps];
     const double beta3 = h[grad_averaging] != 0 ? 1 - h[beta1] : 1, sign = h[maximize] != 0 ? -1 : 1;
     const bool inside = h[reg_inside_moment] != 0;
