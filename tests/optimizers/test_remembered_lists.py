@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases import F64, same_bits
-from optimizer_support import PAIRS, compare, copy_of, fill_grads, make_params, ours, run, theirs
+from optimizer_support import KINDS, PAIRS, compare, copy_of, fill_grads, make_params, ours, params_of, run, theirs
 from torch import nn
 
 from lightning_apex import FusedAdam, FusedSGD
@@ -18,10 +18,6 @@ def both(pair, steps=2):
     a, b = ours(pair, params), theirs(pair, copy_of(params))
     run(a, b, range(steps))
     return a, b
-
-
-def params_of(optimizer):
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 @pairs
@@ -88,7 +84,7 @@ class TestChangesBetweenSteps:
         run(a, b, range(2, 4))
 
 
-@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
+@pytest.mark.parametrize("kind", KINDS)
 class TestOtherKinds:
     def test_parameters_become_fp64(self, kind):
         params = make_params(shapes=((5,),))
@@ -113,7 +109,10 @@ class TestOtherKinds:
         with pytest.raises(RuntimeError, match=r"sparse=False"):
             optimizer.step()
 
-    def test_other_masters(self, kind):
+
+@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
+class TestOtherMasters:
+    def test_are_found(self, kind):
         param = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
         optimizer = kind([param], lr=1e-6)
         first, second = MasterWeights(), MasterWeights()

@@ -7,16 +7,25 @@ import pickle
 import pytest
 import torch
 from cases import BF16, F16, F32, F64, same_bits
-from optimizer_support import PAIRS, compare, copy_of, fill_grads, make_params, ours, run, theirs
+from optimizer_support import (
+    KINDS,
+    PAIRS,
+    TORCHS,
+    compare,
+    copy_of,
+    fill_grads,
+    make_params,
+    ours,
+    params_of,
+    run,
+    takes,
+    theirs,
+)
 from torch import nn
 
 from lightning_apex import FusedAdam, FusedSGD
 
 pairs = pytest.mark.parametrize("pair", PAIRS)
-
-
-def params_of(optimizer):
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def through_a_file(state, weights_only=True):
@@ -34,7 +43,7 @@ def assert_same_state(a, b) -> None:
             assert same_bits(value, b.state[q][name]), name
 
 
-@pairs
+@pytest.mark.parametrize("pair", TORCHS)
 @pytest.mark.parametrize("steps", [0, 1, 4])
 class TestWithTorch:
     def test_theirs_into_ours(self, pair, steps):
@@ -64,7 +73,7 @@ class TestWithTorch:
             b.step()
         a = ours(pair, copy_of(params_of(b)))
         a.load_state_dict(b.state_dict())
-        assert params_of(a)[3] not in a.state
+        assert a.state.get(params_of(a)[3], {"step": 0})["step"] == 0  # torch's Adagrad has one from the start
         run(a, b, range(steps, steps + 3))
 
     def test_arguments_that_torch_does_not_know_keep_our_own_value(self, pair, steps):
@@ -72,10 +81,15 @@ class TestWithTorch:
         for step in range(steps):
             fill_grads(step, params_of(b))
             b.step()
-        flag = "bias_correction" if "FusedAdam" in PAIRS[pair] else "wd_after_momentum"
-        a = ours(pair, copy_of(params_of(b)), state_dtype=BF16, **{flag: flag == "wd_after_momentum"})
+        a = ours(pair, copy_of(params_of(b)), state_dtype=BF16, set_grad_none=False)
+        flags = {"bias_correction": False, "wd_after_momentum": True, "adagrad_w_mode": True}.items() & {
+            (name, not value) for name, value in a.param_groups[0].items() if isinstance(value, bool)
+        }
+        assert flags
+        a.param_groups[0].update(flags)
         a.load_state_dict(b.state_dict())
-        assert a.param_groups[0][flag] is (flag == "wd_after_momentum")
+        assert a.param_groups[0].items() >= flags
+        assert a.param_groups[0]["set_grad_none"] is False
         assert a.param_groups[0]["state_dtype"] is BF16
 
 
@@ -130,10 +144,10 @@ class TestThereAndBack:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16])
-@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
+@pytest.mark.parametrize("kind", KINDS)
 def test_small_moments_of_half_parameters_survive(kind, dtype):
     """``torch.optim.Optimizer`` would make 0 of 1e-9 in fp16."""
-    hypers = {"momentum": 0.9} if kind is FusedSGD else {}
+    hypers = takes(kind, momentum=0.9)
     param = nn.Parameter(torch.ones(3, dtype=dtype))
     a = kind([param], **hypers)
     param.grad = torch.ones_like(param)
@@ -143,7 +157,8 @@ def test_small_moments_of_half_parameters_survive(kind, dtype):
     b = kind([nn.Parameter(param.detach().clone())], **hypers)
     b.load_state_dict(through_a_file(a.state_dict()))
     state = b.state[params_of(b)[0]]
-    assert all(same_bits(state[name], torch.full((3,), 1e-9)) for name in set(state) - {"step"})
+    assert all(same_bits(state[name], torch.full_like(state[name], 1e-9)) for name in set(state) - {"step"})
+    assert all(state[name].dtype is F32 for name in set(state) - {"step"})
 
 
 def test_moments_in_bfloat16_are_saved_and_loaded_as_such():

@@ -4,10 +4,19 @@ import re
 
 import pytest
 import torch
-from optimizer_support import make_params
+from optimizer_support import KINDS, make_params, takes
 from torch import nn
 
-from lightning_apex import FusedAdam, FusedSGD
+from lightning_apex import (
+    FusedAdagrad,
+    FusedAdam,
+    FusedLAMB,
+    FusedLARS,
+    FusedLion,
+    FusedMixedPrecisionLamb,
+    FusedNovoGrad,
+    FusedSGD,
+)
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = {
@@ -24,9 +33,20 @@ NUMBERS = {
     },
 }
 BAD = [(kind, name, value) for kind, table in NUMBERS.items() for name, values in table.items() for value in values]
+BAD += [
+    (kind, name, value)
+    for kind in KINDS
+    for name in takes(kind, lr=0, eps=0, weight_decay=0, trust_coefficient=0, initial_accumulator_value=0, momentum=0)
+    if name not in NUMBERS.get(kind, {})
+    for value in (-1e-3, NAN, INF, "x", None)
+]
+BAD += [(kind, "max_grad_norm", value) for kind in (FusedLAMB, FusedMixedPrecisionLamb) for value in (-1.0, NAN, "x")]
+BAD += [(FusedNovoGrad, "norm_type", value) for value in (1, 3.0, "inf", None)]
+BAD += [(FusedNovoGrad, "amsgrad", True), (FusedLAMB, "amsgrad", True), (FusedAdagrad, "lr_decay", 0.1)]
+BAD += [(kind, "betas", value) for kind in (FusedLAMB, FusedNovoGrad, FusedLion) for value in (0.9, (0.9, 1.0, 1.0))]
 BAD += [(FusedAdam, "betas", value) for value in (0.9, (0.9,), (0.9, 0.99, 0.999), None, "ab")]
 BAD += [
-    (kind, "state_dtype", value) for kind in NUMBERS for value in (torch.float16, torch.float64, "bfloat16", torch.int8)
+    (kind, "state_dtype", value) for kind in KINDS for value in (torch.float16, torch.float64, "bfloat16", torch.int8)
 ]
 
 
@@ -61,13 +81,14 @@ def test_a_bad_beta_is_named_by_its_place(betas, shown):
         FusedAdam(make_params(), betas=betas)
 
 
+@pytest.mark.parametrize("kind", [FusedSGD, FusedLARS])
 @pytest.mark.parametrize(("momentum", "dampening"), [(0.0, 0.0), (0.9, 0.1)])
-def test_nesterov_needs_momentum_and_no_dampening(momentum, dampening):
+def test_nesterov_needs_momentum_and_no_dampening(kind, momentum, dampening):
     with pytest.raises(ValueError, match=rf"nesterov=True with momentum={momentum} and dampening={dampening}"):
-        FusedSGD(make_params(), momentum=momentum, dampening=dampening, nesterov=True)
+        kind(make_params(), momentum=momentum, dampening=dampening, nesterov=True)
 
 
-@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
+@pytest.mark.parametrize("kind", KINDS)
 class TestLearningRates:
     @pytest.mark.parametrize(
         "value", [0, 0.0, 1, 1e-3, torch.tensor(0.1), torch.tensor([0.1]), torch.tensor(0.1, dtype=torch.float64)]
@@ -90,7 +111,7 @@ class TestLearningRates:
             kind(make_params(), lr=torch.tensor(value))
 
 
-@pytest.mark.parametrize("kind", [FusedAdam, FusedSGD])
+@pytest.mark.parametrize("kind", KINDS)
 class TestParameters:
     def test_none_at_all(self, kind):
         with pytest.raises(ValueError, match="empty parameter list"):
