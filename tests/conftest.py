@@ -16,7 +16,9 @@ from kernels import Kernels
 from lightning_apex import ops
 
 
-def _simt() -> Any:
+@pytest.fixture(scope="session")
+def simt_build() -> Any:
+    """The module that compiles the emulated kernels."""
     path = Path(__file__).parent / "simt" / "build.py"
     if not path.exists():
         pytest.skip("there is no emulation of the CUDA kernels")
@@ -24,12 +26,12 @@ def _simt() -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.load()
+    return module
 
 
 @pytest.fixture(scope="session")
-def simt_namespace() -> Any:
-    namespace = _simt()
+def simt_namespace(simt_build: Any) -> Any:
+    namespace = simt_build.load()
     ops._register_fakes("lightning_apex_simt")
     return namespace
 

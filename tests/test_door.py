@@ -28,8 +28,15 @@ def step_arguments(device: str, masters: bool = False) -> dict[str, Any]:
     return {
         "name": "adam", "params": make(dtype), "grads": make(dtype), "masters": make(F32) if masters else [],
         "states": make(F32, 4), "steps": [torch.zeros((), device=device) for _ in range(2)], "hypers": HYPERS,
-        "lr": None, "multiplier": None, "found_inf": None,
+        "lr": None, "multiplier": None, "found_inf": None, "norms": None,
     }  # fmt: skip
+
+
+def novograd_arguments(device: str) -> dict[str, Any]:
+    """One with norms, and with states of one number a tensor behind the others."""
+    states = [torch.ones(3, 4, device=device) for _ in range(2)] + [torch.ones((), device=device) for _ in range(2)]
+    hypers = [0.1, 0.9, 0.98, 1e-8, 0.0, 1.0, 1.0, 0.0, 2.0, 0.0, 0.0]
+    return step_arguments(device) | {"name": "novograd", "states": states, "hypers": hypers}
 
 
 def put(name: str, index: int, change: Callable[[Tensor], Any]) -> Callable[[dict[str, Any]], None]:
@@ -95,6 +102,17 @@ REFUSED: list[tuple[bool, Callable[[dict[str, Any]], Any], type[Exception], str]
         "multiplier must be torch.float32, not torch.float64",
     ),
     (False, give("found_inf", torch.zeros(2)), ValueError, "found_inf must be contiguous with 1 element"),
+    (False, give("norms", torch.zeros(2, 2, dtype=F64)), ValueError, 'norms are given, but "adam" needs none'),
+]
+NORMED_REFUSED: list[tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = [
+    (give("norms", torch.zeros(2, 2, dtype=F64)), ValueError, "norms must be contiguous with 2 elements"),
+    (give("norms", torch.zeros(2, 1)), TypeError, "norms must be torch.float64, not torch.float32"),
+    (drop("states"), ValueError, "states has 3 tensors, expected 4"),
+    (put("states", 1, lambda t: t[0]), ValueError, "states[1] has shape [4], expected [3, 4] as params[1]"),
+    (put("states", 2, lambda t: t.double()), TypeError, "states[2] must be torch.float32, not torch.float64"),
+    (put("states", 3, lambda t: t.to(BF16)), TypeError, "states[3] must be torch.float32, not torch.bfloat16"),
+    (put("states", 3, lambda t: t.expand(2)), ValueError, "states[3] must be contiguous with 1 element"),
+    (put("params", 0, lambda t: t.double()), TypeError, "grads[0] is torch.float32 and params[0] is torch.float64"),
 ]
 
 
@@ -108,12 +126,36 @@ def test_the_fused_step_refuses(
 ) -> None:
     arguments = step_arguments(backend.device, masters)
     spoil(arguments)
-    for name in ("lr", "multiplier", "found_inf"):
-        if arguments[name] is not None:
+    assert_refused(backend, arguments, "fused_step_", error, message)
+
+
+@pytest.mark.parametrize(("spoil", "error", "message"), NORMED_REFUSED, ids=[row[2] for row in NORMED_REFUSED])
+def test_an_optimizer_with_norms_refuses(
+    backend: Kernels, spoil: Callable[[dict[str, Any]], Any], error: type[Exception], message: str
+) -> None:
+    arguments = novograd_arguments(backend.device)
+    backend.fused_step_(*arguments.values())
+    spoil(arguments)
+    assert_refused(backend, arguments, "fused_step_", error, message)
+    if arguments.pop("norms") is None:
+        assert_refused(backend, arguments, "fused_norms_", error, message)
+
+
+def test_an_optimizer_without_norms_has_no_first_pass(backend: Kernels) -> None:
+    arguments = step_arguments(backend.device)
+    del arguments["norms"]
+    assert_refused(backend, arguments, "fused_norms_", ValueError, '"adam" needs no norms; call fused_step_ alone')
+    empty = {k: [] if isinstance(v, list) and k != "hypers" else v for k, v in arguments.items()}
+    assert_refused(backend, empty, "fused_norms_", ValueError, '"adam" needs no norms')
+
+
+def assert_refused(backend: Kernels, arguments: dict[str, Any], op: str, error: type[Exception], message: str) -> None:
+    for name in ("lr", "multiplier", "found_inf", "norms"):
+        if arguments.get(name) is not None:
             arguments[name] = arguments[name].to(backend.device)
     before = [t.clone() for t in tensors_in(arguments)]
-    with pytest.raises(error, match=r"fused_step_: .*" + re.escape(message)):
-        backend.fused_step_(*arguments.values())
+    with pytest.raises(error, match=f"{op}: .*" + re.escape(message)):
+        getattr(backend, op)(*arguments.values())
     dense = [(a, b) for a, b in zip(tensors_in(arguments), before, strict=True) if a.layout == torch.strided]
     assert all(same_bits(a, b) for a, b in dense)
 
@@ -138,6 +180,7 @@ def test_the_others_refuse(backend: Kernels) -> None:
             TypeError,
             "nonfinite must be torch.uint8, not torch.int32",
         ),
+        ("tensor_norms", ([wide, wide.int()], 2.0), TypeError, "tensors[1] is torch.int32"),
         ("step_factors", (total, flags, wide, 0.0, one), ValueError, "scale must be contiguous with 1 element"),
         ("unscale_", ([expanded], one), ValueError, "grads[0] is written, but its elements share memory"),
         ("unscale_", ([wide], wide), ValueError, "multiplier must be contiguous with 1 element"),

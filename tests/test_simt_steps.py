@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from cases import BF16, F16, F32, F64, OPTIMIZERS, STEP_DTYPES, same_bits
 from kernels import Kernels
 from problems import TABLE
-from simt_support import CPU, both, count, counters, exact, many
+from simt_support import CPU, ORDERS, both, count, counters, exact, many
 from torch import Tensor
 
 WITH_NORMS = [name for name, row in TABLE.items() if row["n_norms"] > 0]
@@ -153,10 +154,10 @@ def test_only_so_many_lists_are_remembered(simt: Kernels) -> None:
     assert count(simt, calls[-1]) == (1, 0) and count(simt, calls[1]) == (1, 0) and count(simt, calls[0]) == (1, 1)
 
 
-@pytest.mark.parametrize("found_inf", [1.0, math.nan])
+@pytest.mark.parametrize(("dtypes", "found_inf"), [((F16, F16, F32, True), 1.0), ((F64, F64, F64, False), math.nan)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_overflow_writes_nothing(simt: Kernels, name: str, found_inf: float) -> None:
-    lists, flag = step_lists(name, many(F16, 5, 20_000), F16, F32, True), torch.tensor(found_inf)
+def test_an_overflow_writes_nothing(simt: Kernels, name: str, dtypes: tuple[Any, ...], found_inf: float) -> None:
+    lists, flag = step_lists(name, many(dtypes[0], 5, 20_000), *dtypes[1:]), torch.tensor(found_inf)
     before, hypers = copies(lists), OPTIMIZERS[name][0]
     make_step(name, hypers, None, None, flag)(simt, lists)
     if name in WITH_NORMS:
@@ -170,9 +171,7 @@ def test_an_overflow_writes_nothing(simt: Kernels, name: str, found_inf: float) 
 
 
 @pytest.mark.parametrize("name", WITH_NORMS)
-def test_norms_have_the_same_bits_in_every_order(simt_namespace: object, name: str) -> None:
-    from simt_support import ORDERS
-
+def test_norms_have_the_same_bits_in_every_order(simt_namespace: Any, name: str) -> None:
     kernels = Kernels("simt", simt_namespace, "cpu")
     lists, seen = step_lists(name, [torch.randn(70_001), torch.randn(777)], F32, F32, False), set()
     for order in ORDERS:

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -58,6 +59,11 @@ def _run(command: list[str]) -> None:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
 
+def _command(source: Path, target: Path, *more: str) -> list[str]:
+    door = [] if source.parent == _CSRC else ["-DSIMT_EMU"]  # what knows no device is compiled as it always is
+    return [_CXX, *_FLAGS, *door, *more, "-x", "c++", "-c", str(source), "-o", str(target)]
+
+
 def _compile(source: Path) -> Path:
     """Compiles one file, unless it was already, from the same files."""
     target, record = _BUILD / f"{source.name}.o", _BUILD / f"{source.name}.json"
@@ -67,11 +73,15 @@ def _compile(source: Path) -> Path:
             return target
     record.unlink(missing_ok=True)
     listing = _BUILD / f"{source.name}.d"
-    door = [] if source.parent == _CSRC else ["-DSIMT_EMU"]  # what knows no device is compiled as it always is
-    _run([_CXX, *_FLAGS, *door, "-MMD", "-MF", str(listing), "-x", "c++", "-c", str(source), "-o", str(target)])
+    _run(_command(source, target, "-MMD", "-MF", str(listing)))
     files = listing.read_text().replace("\\\n", " ").split(": ", 1)[1].split()
     record.write_text(json.dumps({"digest": _digest([Path(f) for f in files]), "files": files}))
     return target
+
+
+def _link(objects: list[Path], library: Path) -> None:
+    link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
+    _run([_CXX, *map(str, objects), *link, "-o", str(library)])
 
 
 def build() -> Path:
@@ -86,15 +96,31 @@ def build() -> Path:
         if not library.exists():
             for stale in _BUILD.glob("lightning_apex_simt-*.so"):
                 stale.unlink()
-            link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
-            _run([_CXX, *map(str, objects), *link, "-o", str(library)])
+            _link(objects, library)
     return library
+
+
+def build_mutant(folder: Path, file: str, old: str, new: str, affected: list[str]) -> Path:
+    """A library in which one place of ``csrc/cuda/<file>`` is another, for the kernel files that are ``affected``."""
+    build()
+    shutil.copytree(_CSRC, folder / "csrc")
+    text = (folder / "csrc" / "cuda" / file).read_text()
+    if text.count(old) != 1:
+        raise RuntimeError(f"csrc/cuda/{file} has {text.count(old)} times: {old}")
+    (folder / "csrc" / "cuda" / file).write_text(text.replace(old, new))
+    # The first definition of an inline function is the one that is linked.
+    mutated = [folder / f"{name}.o" for name in affected]
+    for name, target in zip(affected, mutated, strict=True):
+        _run(_command(folder / "csrc" / "cuda" / name, target, "-Wno-error"))
+    rest = [_BUILD / f"{source.name}.o" for source in sources() if source.name not in affected]
+    _link([*mutated, *rest], folder / "mutant.so")
+    return folder / "mutant.so"
 
 
 @cache
 def load() -> Any:
-    """Builds if needed, and returns the namespace of operators."""
-    torch.ops.load_library(str(build()))
+    """Builds if needed, and returns the namespace of operators. SIMT_LIBRARY names another library."""
+    torch.ops.load_library(os.environ.get("SIMT_LIBRARY") or str(build()))
     return torch.ops.lightning_apex_simt
 
 

@@ -1,0 +1,74 @@
+"""Kernels with one thing wrong, to see that the tests of the kernels notice. Each is compiled and tested apart."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+STEPS = "fused_step_norms_f64.cu"
+
+
+@dataclass
+class Mutant:
+    """A place, what stands there instead, and the tests of test_simt*.py that must fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: str = "float64 and (lamb or novograd)"
+    affected: str = STEPS
+
+
+MUTANTS = {
+    "nothing": Mutant("reduce.cuh", "return;", "return;"),
+    "no barrier before warps are added up": Mutant(
+        "reduce.cuh", "of_warps[warp] = value;\n  __syncthreads();", "of_warps[warp] = value;"
+    ),
+    "no barrier before shared memory is used again": Mutant(
+        "reduce.cuh", "__syncthreads();  // an earlier call may still be reading of_warps", ""
+    ),
+    "no barrier before the constants are read": Mutant(
+        "fused_step.cuh",
+        "begin_update<Case>(table, chunk, arguments);\n  __syncthreads();",
+        "begin_update<Case>(table, chunk, arguments);",
+    ),
+    "no fence before an arrival": Mutant("device.h", "__threadfence();\n  const bool last", "const bool last"),
+    "no fence after an arrival": Mutant("device.h", "__threadfence();\n  return last;", "return last;"),
+    "the first block finishes": Mutant(
+        "reduce.cuh", "last = arrives_last(arrivals, uint32_t(chunk.of));", "last = chunk.index == 0;"
+    ),
+    "arrivals do not return to 0": Mutant("device.h", "atomicInc(arrivals, count - 1)", "atomicInc(arrivals, count)"),
+    "the first block counts up the step": Mutant(
+        "fused_step.cuh",
+        "if (chunk.of == 1 || arrives_last(table.arrivals + chunk.tensor, uint32_t(chunk.of))) {",
+        "if (chunk.index == 0) {",
+    ),
+    "an overflow is not looked at by the first pass": Mutant(
+        "fused_norms.cuh", "if (is_skipped(arguments)) {", "if (false) {", "overflow and lamb"
+    ),
+    "an overflow is not looked at by the second pass": Mutant(
+        "fused_step.cuh", "if (is_skipped(arguments)) return;", "", "overflow and novograd"
+    ),
+    "alignment is not looked at": Mutant("fused_step.cuh", "elements.aligned()", "true"),
+    "all tensors share the first partial sums": Mutant(
+        "fused_norms.cuh", "int64_t(int(blockIdx.x) - chunk.index)", "int64_t(0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_noticed(name: str, simt_build: Any, tmp_path: Path) -> None:
+    mutant = MUTANTS[name]
+    library = simt_build.build_mutant(tmp_path, mutant.file, mutant.old, mutant.new, [mutant.affected])
+    run = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_simt_steps.py"]
+    done = subprocess.run(
+        [*run, "-k", mutant.tests], env=os.environ | {"SIMT_LIBRARY": str(library)}, capture_output=True, text=True
+    )
+    assert done.returncode == (0 if name == "nothing" else 1), done.stdout + done.stderr
