@@ -75,5 +75,10 @@ def set_cpu_backend(name: str) -> None:
 
 
 def optimizer_table() -> list[dict[str, Any]]:
-    """Lists the fused optimizers: dicts of ``name``, ``states`` and ``hypers``, both in the order the kernels take."""
+    """Lists the fused optimizers, what they take in the order the kernels take it.
+
+    Returns:
+        Dicts of ``name``, ``states``, ``tensor_states`` (of one number a tensor), ``hypers`` and ``n_norms`` (how many
+        norms of each tensor an update needs).
+    """
     return list(_C.optimizer_table())

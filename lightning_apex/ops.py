@@ -2,8 +2,8 @@
 
 This module is the one door to the kernels. Every function takes lists of dense tensors that are on one device (CPU or
 CUDA) and may differ in shape, memory format and dtype (float32, float16, bfloat16, float64), makes one pass over their
-memory, and checks its arguments before it writes anything. A name ending in ``_`` writes its arguments, as each says. On CUDA no
-function waits for the device. None of them is differentiable.
+memory, and checks its arguments before it writes anything. A name ending in ``_`` writes arguments, as each says. On
+CUDA no function waits for the device. None of them is differentiable.
 """
 
 from collections.abc import Callable, Sequence
@@ -131,7 +131,7 @@ def fused_step_(
     found_inf: Tensor | None = None,
     norms: Tensor | None = None,
 ) -> None:
-    """Makes one optimizer step on all parameters, in one pass over memory, or two where it needs norms of whole tensors.
+    """Makes one optimizer step on all parameters, in one pass over memory; in two where it needs norms of whole tensors.
 
     Args:
         name: An optimizer of `optimizer_table`.
@@ -139,8 +139,8 @@ def fused_step_(
         grads: One for each parameter, of its dtype, or float32 for a half parameter. They are not written.
         masters: Empty, or one float32 tensor for each half parameter: the update goes to the master and, rounded, to
             the parameter. A master that does not round to its parameter takes the parameter's value first.
-        states: All parameters' first states, then all second, and so on; float32 or bfloat16, float64 for float64. Then,
-            likewise, the states of one number a tensor (``tensor_states``); float32, float64 for float64.
+        states: All parameters' first states, then all second, and so on; float32 or bfloat16, float64 for float64.
+            Then, likewise, the states of one number a tensor (``tensor_states``); float32, float64 for float64.
         steps: float32 0-dim tensors: the updates made so far, each counted up by one.
         hypers: Hyperparameters in the order of `optimizer_table`.
         lr: A learning rate in place of the first hyperparameter (one element, any floating dtype).
@@ -181,8 +181,8 @@ def fused_norms_(
         found_inf: Where not 0, nothing is written, and all norms are 0.
 
     Returns:
-        float64 of shape ``[len(params), n_norms]``: sums of squares, or the largest magnitudes where the optimizer takes
-        those (NovoGrad with another ``norm_type`` than 2). The norms of shards add up, or their maximum is taken.
+        float64 of shape ``[len(params), n_norms]``: sums of squares, or the largest magnitudes where the optimizer
+        takes those (NovoGrad with another ``norm_type`` than 2). Those of shards add up, or their maximum is taken.
     """
     result: Tensor = _lists().fused_norms_(
         name, params, grads, masters, states, steps, hypers, lr, multiplier, found_inf

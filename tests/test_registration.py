@@ -29,7 +29,7 @@ def test_opcheck(backend: Kernels) -> None:
         "copy_scaled_": (wide, half, one, zero),
         "reconcile_masters_": (wide, half),
         "fused_step_": ("adam", half, wide, [wide[0] * 2], states, [zero.clone()], hypers, one, one, zero, None),
-        "fused_norms_": ("lamb", half, wide, [wide[0] * 2], states, [zero.clone()], [*hypers, 0.0, 0.0], one, one, zero),
+        "fused_norms_": ("lamb", half, wide, [wide[0] * 2], states, [zero], [*hypers, 0.0, 0.0], one, one, zero),
         "tensor_norms": (half, 2.0),
         "update_scale_": (one, trackers, zero, 2.0, 0.5, 10, 1, 1.0, 1e9),
     }  # fmt: skip

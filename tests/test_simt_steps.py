@@ -170,13 +170,17 @@ def test_an_overflow_writes_nothing(simt: Kernels, name: str, dtypes: tuple[Any,
     assert_same(lists, before)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("name", WITH_NORMS)
-def test_norms_have_the_same_bits_in_every_order(simt_namespace: Any, name: str) -> None:
+def test_norms_have_the_same_bits_in_every_order(simt_namespace: Any, name: str, dtype: torch.dtype) -> None:
     kernels = Kernels("simt", simt_namespace, "cpu")
-    lists, seen = step_lists(name, [torch.randn(70_001), torch.randn(777)], F32, F32, False), set()
+    params, seen = [torch.randn(size, dtype=dtype) for size in (33_000, 777, 16_385)], set()
+    lists, hypers = step_lists(name, params, dtype, dtype, False), OPTIMIZERS[name][-1]
+    expected = measure(CPU, name, copies(lists), hypers)
     for order in ORDERS:
         kernels.namespace.set_order(*order)
-        norms = measure(kernels, name, copies(lists), OPTIMIZERS[name][-1])
+        norms = measure(kernels, name, copies(lists), hypers)
+        torch.testing.assert_close(norms, expected, rtol=1e-13, atol=0)
         seen.add(tuple(norms.flatten().tolist()))
     kernels.namespace.set_order("forward", 0)
     assert len(seen) == 1
