@@ -131,7 +131,7 @@ def fused_step_(
     found_inf: Tensor | None = None,
     norms: Tensor | None = None,
 ) -> None:
-    """Makes one optimizer step on all parameters, in one pass over memory; in two where it needs norms of whole tensors.
+    """Makes one optimizer step on all parameters, in one pass over memory, or in two for norms of whole tensors.
 
     Args:
         name: An optimizer of `optimizer_table`.
