@@ -15,18 +15,18 @@ __device__ __forceinline__ void update_elements(const StepChunk<Case>& chunk, in
   StepVec<Case, N> vec;
   vec.load_values(chunk, i);
   vec.load_states(chunk, i);
-  if constexpr (!Case::has_advanced()) vec.load_grad(chunk, i);
+  if constexpr (!Formula::advances_states) vec.load_grad(chunk, i);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     Compute value = vec.value(j), states[Case::kStates], grad = 0;
-    if constexpr (!Case::has_advanced()) grad = Compute(vec.grad.v[j]) * multiplier;
+    if constexpr (!Formula::advances_states) grad = Compute(vec.grad.v[j]) * multiplier;
     vec.get_states(j, states);
     Formula::update(value, grad, states, consts);
     vec.set_value(j, value);
-    if constexpr (!Case::has_advanced()) vec.set_states(j, states);
+    if constexpr (!Formula::advances_states) vec.set_states(j, states);
   }
   vec.store_values(chunk, i);
-  if constexpr (!Case::has_advanced()) vec.store_states(chunk, i);
+  if constexpr (!Formula::advances_states) vec.store_states(chunk, i);
 }
 
 // What is the same for a whole tensor, by one thread of each of its blocks. When the last of them has read the step

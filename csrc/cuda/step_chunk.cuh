@@ -25,14 +25,6 @@ struct StepCase {
   static constexpr int n_state = Formula::n_state, n_tensor_state = Formula::n_tensor_state, n_norms = Formula::n_norms;
   static constexpr int kStates = n_state > 0 ? n_state : 1;  // of arrays, which cannot be empty
 
-  // Whether the first pass has made the new states, so that the second needs no gradient.
-  static constexpr bool has_advanced() {
-    if constexpr (n_norms > 0)
-      return Formula::advances_states;
-    else
-      return false;
-  }
-
   // The addresses of a tensor, in the order of its table entry.
   static constexpr int kParam = 0, kGrad = 1, kStep = 2, kMaster = 3, kState = 3 + has_master,
                        kTensorState = kState + n_state, kPointers = kTensorState + n_tensor_state;
