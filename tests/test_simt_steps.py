@@ -71,6 +71,7 @@ def odd_lists(name: str, param: torch.dtype, grad: torch.dtype, state: torch.dty
 FACTOR, FINE = torch.tensor(0.25), torch.zeros(())
 
 
+@pytest.mark.parametrize("simt", ORDERS[1:3], indirect=True, ids=str)  # test_fused_step.py has them forward
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("param", "grad", "state", "masters"), STEP_DTYPES, ids=str)
 def test_one_step(
@@ -174,7 +175,7 @@ def test_an_overflow_writes_nothing(simt: Kernels, name: str, dtypes: tuple[Any,
 @pytest.mark.parametrize("name", WITH_NORMS)
 def test_norms_have_the_same_bits_in_every_order(simt_namespace: Any, name: str, dtype: torch.dtype) -> None:
     kernels = Kernels("simt", simt_namespace, "cpu")
-    params, seen = [torch.randn(size, dtype=dtype) for size in (33_000, 777, 16_385)], set()
+    params, seen = [torch.randn(size, dtype=dtype) for size in (33_000, 777, 16_385, 5)], set()  # 7 blocks
     lists, hypers = step_lists(name, params, dtype, dtype, False), OPTIMIZERS[name][-1]
     expected = measure(CPU, name, copies(lists), hypers)
     for order in ORDERS:
