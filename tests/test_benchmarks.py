@@ -18,8 +18,9 @@ pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import gpu, optimizers, shapes  # noqa: E402
+from benchmarks import gpu, gpu_family, optimizers, shapes  # noqa: E402
 from benchmarks.common import Race, Result, Spread  # noqa: E402
+from benchmarks.contenders import OURS, Buffers  # noqa: E402
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the roofline is compiled with g++")
@@ -63,6 +64,15 @@ def test_unknown_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_gpu_benchmark_says_that_it_needs_a_gpu(threads: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([]) == 2
     assert "needs a CUDA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", gpu_family.FAMILIES)
+def test_what_the_gpu_benchmark_compares_runs(name: str) -> None:
+    """On the CPU, as far as the peers are installed."""
+    contenders = gpu_family.contenders(name, Buffers(shapes.small(3, 100)))
+    assert contenders[0].name == OURS
+    for contender in contenders:
+        contender.run()
 
 
 def test_shapes_are_those_of_the_models() -> None:
