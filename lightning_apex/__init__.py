@@ -7,10 +7,11 @@ one pass over memory. Importing needs the compiled extension; everything but the
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lightning_apex import optimizers
+from lightning_apex import optimizers, parallel
 from lightning_apex._extension import build_info, has_cuda
 from lightning_apex.levels import OptLevelError
 from lightning_apex.optimizers import FusedAdam, FusedSGD
+from lightning_apex.parallel import SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
 from lightning_apex.scaler import LossScaleError, LossScaler
 
 __version__: str = build_info()["version"]
@@ -20,19 +21,24 @@ __all__ = [
     "LossScaleError",
     "LossScaler",
     "OptLevelError",
+    "SyncBatchNorm",
     "build_info",
+    "convert_syncbn_model",
+    "create_syncbn_process_group",
     "has_cuda",
     "optimizers",
+    "parallel",
 ]
 
 if TYPE_CHECKING or find_spec("lightning") is not None:
-    # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported.
-    from lightning_apex.plugins import ApexPrecision, LossScaleMonitor
+    # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported, and a Trainer
+    # the strategies that the import registers.
+    from lightning_apex.plugins import ApexPrecision, ApexSyncBatchNorm, LossScaleMonitor
 
-    __all__ += ["ApexPrecision", "LossScaleMonitor"]
+    __all__ += ["ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ApexPrecision", "LossScaleMonitor"):
+    if name in ("ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"):
         raise ImportError(f"lightning_apex.{name} needs Lightning: run `pip install 'lightning>=2.6,<2.8'`.")
     raise AttributeError(f"module 'lightning_apex' has no attribute {name!r}")
