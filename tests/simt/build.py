@@ -42,7 +42,7 @@ _FLAGS = [
 def sources() -> list[Path]:
     """The kernels, their host files and what these stand on, and the machine."""
     files = [f for folder in (_CSRC / "cuda", _HERE) for f in folder.iterdir() if f.suffix in (".cu", ".cpp")]
-    return [_CSRC / "schemas.cpp", _CSRC / "tensor_lists.cpp", *sorted(files)]
+    return [_CSRC / "schemas.cpp", _CSRC / "tensor_lists.cpp", *sorted(_CSRC.glob("batch_norm_*.cpp")), *sorted(files)]
 
 
 def _digest(files: list[Path]) -> str:
