@@ -11,7 +11,7 @@ from lightning_apex.parallel._collectives import SumOverRanks, all_gather, local
 
 
 class BatchNormFunction(Function):
-    """BatchNorm by the statistics of the batch, with an optional addend and ReLU; over the ranks of a group, or alone."""
+    """BatchNorm by the statistics of the batch, of all ranks of a group or alone, with an optional addend and ReLU."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -22,6 +22,7 @@ class BatchNormFunction(Function):
         z: Tensor | None,
         running_mean: Tensor | None,
         running_var: Tensor | None,
+        batches_tracked: Tensor | None,
         eps: float,
         momentum: float,
         relu: bool,
@@ -36,6 +37,9 @@ class BatchNormFunction(Function):
         else:
             mean, invstd, total = _shared_statistics(input, running_mean, running_var, eps, momentum, group)
             out = kernels.batch_norm_apply(input, mean, invstd, weight, bias, z, relu)
+        if batches_tracked is not None:
+            # With the statistics, and here: activation checkpointing may end a forward pass where tensors are saved.
+            batches_tracked.add_(1)
         ctx.save_for_backward(input, weight, mean, invstd, out if relu else None, total)
         ctx.bias_dtype = None if bias is None else bias.dtype
         ctx.group = group
@@ -48,7 +52,7 @@ class BatchNormFunction(Function):
             grads = _gradients(ctx, grad_out, *saved)
         if torch.is_grad_enabled():
             grads = _FirstDerivativeOnly.apply(saved[0], saved[1], grad_out, *grads)
-        return (*grads, *(None,) * 6)
+        return (*grads, *(None,) * 7)
 
 
 def dense(input: Tensor) -> Tensor:

@@ -114,24 +114,26 @@ class SyncBatchNorm(_BatchNorm):
         if not self.training:
             return self._torch_batch_norm(input, z, 0.0)
         group = group_to_sync(self.process_group)
-        if group is None and (torch.compiler.is_compiling() or input.numel() == 0 or not _has_kernels(input)):
-            out = self._torch_batch_norm(input, z, self._update_weight())
-        elif group is None:
-            refuse_single_value(values_per_channel(input), input.shape, 1)
-            out = self._batch_norm(input, z, None)
-        elif not _has_kernels(input):
+        kernels = input.device.type in _KERNEL_DEVICES
+        if group is not None and not kernels:
             raise RuntimeError(f"SyncBatchNorm runs on {' and '.join(_KERNEL_DEVICES)}, not on {input.device.type}.")
-        else:
-            out = self._batch_norm_over_ranks(input, z, group)
+        if group is not None:
+            return self._batch_norm_over_ranks(input, z, group)
+        refuse_single_value(values_per_channel(input), input.shape, 1)
+        if kernels and input.numel() > 0 and not torch.compiler.is_compiling():
+            return self._batch_norm(input, z, None)
+        weight = self._update_weight()
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        return out
+        return self._torch_batch_norm(input, z, weight)
 
     def _batch_norm(self, input: Tensor, z: Tensor | None, group: Any | None) -> Tensor:
-        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        weights = (self.weight, self.bias)
-        momentum = self._update_weight()
-        out: Tensor = BatchNormFunction.apply(input, *weights, z, *running, self.eps, momentum, self.fuse_relu, group)
+        statistics = (self.running_mean, self.running_var, self.num_batches_tracked)
+        if not self.track_running_stats:
+            statistics = (None, None, None)
+        out: Tensor = BatchNormFunction.apply(
+            input, self.weight, self.bias, z, *statistics, self.eps, self._update_weight(), self.fuse_relu, group
+        )
         return out
 
     # The compiler cannot follow collectives that others wait for: it runs this as it stands, between two graphs.
@@ -182,10 +184,6 @@ class SyncBatchNorm(_BatchNorm):
                 "process: save the state_dict(), or revert the model first."
             )
         return self.__dict__.copy()
-
-
-def _has_kernels(input: Tensor) -> bool:
-    return input.device.type in _KERNEL_DEVICES
 
 
 def _matching(input: Tensor, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
