@@ -6,6 +6,9 @@ float64). Statistics are float64 whatever the input is: so a channel with a larg
 nothing, and a count is exact. Empty inputs are fine. On CUDA no function waits for the device. None is differentiable.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -277,7 +280,7 @@ def _fake_backward(
     return _like(input), _fake_grad_z(input, out, bool(rest[-1])), _statistic(input), _statistic(input)
 
 
-FAKES = {
+FAKES: dict[str, Callable[..., Any]] = {
     "batch_norm_stats": _fake_stats,
     "batch_norm_combine": _fake_combine,
     "batch_norm_apply": _fake_apply,

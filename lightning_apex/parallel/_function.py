@@ -14,7 +14,7 @@ class BatchNormFunction(Function):
     """BatchNorm by the statistics of the batch, of all ranks of a group or alone, with an optional addend and ReLU."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         input: Tensor,
         weight: Tensor | None,
@@ -46,7 +46,7 @@ class BatchNormFunction(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
         saved = ctx.saved_tensors  # once: activation checkpointing hands each tensor out a single time
         with torch.no_grad():
             grads = _gradients(ctx, grad_out, *saved)
@@ -123,8 +123,9 @@ def _gradients(
     grad_weight = sum_dy_xhat.to(weight.dtype) if needs_weight and weight is not None else None
     grad_bias = sum_dy.to(ctx.bias_dtype) if needs_bias else None
     if sums is not None:
+        sum_dy, sum_dy_xhat = sums.wait()
         grad_input, masked = kernels.batch_norm_backward_apply(
-            grad_out, input, out, mean, invstd, weight, *sums.wait(), total, masks_z
+            grad_out, input, out, mean, invstd, weight, sum_dy, sum_dy_xhat, cast("Tensor", total), masks_z
         )
     if masks_z and masked is None:  # z needs a gradient, and the input does not
         masked = torch.where(cast("Tensor", out) > 0, grad_out, 0)
@@ -136,13 +137,13 @@ class _FirstDerivativeOnly(Function):
     """Passes gradients through, and says so when somebody differentiates them."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, input: Tensor, weight: Tensor | None, grad_out: Tensor, *grads: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         return grads
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
             "SyncBatchNorm has no second derivative, which create_graph=True asks for: use torch.nn.BatchNorm in a "
             "model that differentiates its gradients (a gradient penalty), or eval() mode."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -57,7 +57,7 @@ def revert_syncbn_model(module: ModuleT) -> ModuleT:
 
 
 def _convert(module: _BatchNorm, process_group: Any | None, channel_last: bool) -> None:
-    before = type(module)
+    before: Any = type(module)
     displaced = {name: module.__dict__[name] for name in _SETTINGS if name in module.__dict__}
     if process_group is None and before is nn.SyncBatchNorm:
         process_group = displaced.get("process_group")
@@ -67,7 +67,7 @@ def _convert(module: _BatchNorm, process_group: Any | None, channel_last: bool) 
 
 
 def _revert(module: SyncBatchNorm) -> None:
-    before = cast("type[Any]", module._reverts_to)
+    before: Any = module._reverts_to
     made = synced_class(before)
     if issubclass(before, nn.modules.lazy.LazyModuleMixin) and type(module) is made.cls_to_become:
         before, made = before.cls_to_become, made.cls_to_become
@@ -107,7 +107,7 @@ def _follows_us(module: _BatchNorm) -> bool:
 
 
 @cache
-def synced_class(kind: type[Any]) -> type[Any]:
+def synced_class(kind: Any) -> Any:
     """The class of a module that was a ``kind`` before `convert_syncbn_model`."""
     if kind in _PLAIN:
         return SyncBatchNorm
@@ -128,6 +128,6 @@ def _reduce(self: SyncBatchNorm, protocol: int) -> Any:
     return _new, (self._reverts_to,), self.__getstate__()
 
 
-def _new(kind: type[_BatchNorm]) -> Any:
+def _new(kind: Any) -> Any:
     made = synced_class(kind)
     return made.__new__(made)

@@ -118,7 +118,8 @@ class SyncBatchNorm(_BatchNorm):
         if group is not None and not kernels:
             raise RuntimeError(f"SyncBatchNorm runs on {' and '.join(_KERNEL_DEVICES)}, not on {input.device.type}.")
         if group is not None:
-            return self._batch_norm_over_ranks(input, z, group)
+            shared: Tensor = self._batch_norm_over_ranks(input, z, group)
+            return shared
         refuse_single_value(values_per_channel(input), input.shape, 1)
         if kernels and input.numel() > 0 and not torch.compiler.is_compiling():
             return self._batch_norm(input, z, None)
@@ -142,13 +143,14 @@ class SyncBatchNorm(_BatchNorm):
     def _torch_batch_norm(self, input: Tensor, z: Tensor | None, momentum: float) -> Tensor:
         """In torch's operators, which the compiler fuses: what needs no other rank and no kernel of ours."""
         by_batch = self.training or (self.running_mean is None and self.running_var is None)
-        running: tuple[Tensor | None, ...] = (self.running_mean, self.running_var)
-        if self.training and not self.track_running_stats:
-            running = (None, None)
-        tensors = (*running, self.weight, self.bias)
-        if not self.training:  # else running statistics are written where they are
-            tensors = _matching(input, tensors)
-        out = F.batch_norm(input, *tensors, by_batch, momentum, self.eps)
+        mean, var = self.running_mean, self.running_var
+        weight: Tensor | None = self.weight
+        bias: Tensor | None = self.bias
+        if not self.training:
+            mean, var, weight, bias = _matching(input, mean, var, weight, bias)
+        elif not self.track_running_stats:
+            mean = var = None
+        out = F.batch_norm(input, mean, var, weight, bias, by_batch, momentum, self.eps)
         if z is not None:
             out = out + z
         return F.relu(out) if self.fuse_relu else out
@@ -164,7 +166,7 @@ class SyncBatchNorm(_BatchNorm):
     def extra_repr(self) -> str:
         """BatchNorm's, and what is not the default of ours."""
         extras = [f"{name}=True" for name in ("channel_last", "fuse_relu") if getattr(self, name)]
-        return ", ".join((super().extra_repr(), *extras))
+        return ", ".join((super().extra_repr(), *extras))  # type: ignore[no-untyped-call]
 
     # --- copies -------------------------------------------------------------------------------------------------
 
@@ -174,7 +176,7 @@ class SyncBatchNorm(_BatchNorm):
             memo[id(self.process_group)] = self.process_group
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        twin.__setstate__(copy.deepcopy(self.__dict__, memo))
+        twin.__setstate__(copy.deepcopy(self.__dict__, memo))  # type: ignore[no-untyped-call]
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
@@ -186,7 +188,7 @@ class SyncBatchNorm(_BatchNorm):
         return self.__dict__.copy()
 
 
-def _matching(input: Tensor, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+def _matching(input: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """The tensors in a type that torch's batch_norm takes beside the input's: the same, or fp32 beside a half one."""
     types = {t.dtype for t in tensors if t is not None}
     if types <= {input.dtype} or (input.dtype in HALF and types == {torch.float32}):
