@@ -1,6 +1,7 @@
 #include "batch_norm_engine.h"
 
 #include <algorithm>
+#include <memory>
 
 #include "backend.h"
 
@@ -147,7 +148,8 @@ void BatchNormEngine::moments(const void* x, double* mean, double* m2) {
 
 void BatchNormEngine::row_moments(const void* x, double* mean, double* m2) {
   const int64_t n = shape_.channels;
-  std::vector<double> means(n * plan_.tasks()), m2s(n * plan_.tasks());
+  const auto means = std::make_unique_for_overwrite<double[]>(n * plan_.tasks());
+  const auto m2s = std::make_unique_for_overwrite<double[]>(n * plan_.tasks());
   std::vector<ChannelArrays> scratch(plan_.workers(), {n, 3, is_double()});
   plan_.run([&](int64_t task, int64_t worker) {
     kernels_.row_moments(x, rows(task), scratch[worker].data(), &means[task * n], &m2s[task * n]);
@@ -157,11 +159,13 @@ void BatchNormEngine::row_moments(const void* x, double* mean, double* m2) {
   double count = 0;
   for (int64_t task = 0; task < plan_.tasks(); ++task) {
     const auto more = double(rows(task).count);
+    const Joint j = joint(count, more);
+    const double *task_mean = &means[task * n], *task_m2 = &m2s[task * n];
     for (int64_t c = 0; c < n; ++c) {
-      const Moments all = combine({mean[c], m2[c], count}, {means[task * n + c], m2s[task * n + c], more});
+      const Moments all = combine({mean[c], m2[c], count}, {task_mean[c], task_m2[c], more}, j);
       mean[c] = all.mean, m2[c] = all.m2;
     }
-    count += more;
+    count = j.count;
   }
 }
 
@@ -238,7 +242,8 @@ void BatchNormEngine::grad_sums(const BackwardStreams& s, const double* mean, co
 void BatchNormEngine::row_grad_sums(const BackwardStreams& s, const double* mean, const double* invstd, double* sum_dy,
                                     double* sum_dy_xhat) {
   const int64_t n = shape_.channels;
-  std::vector<double> dy(n * plan_.tasks()), dy_x(n * plan_.tasks());
+  const auto dy = std::make_unique_for_overwrite<double[]>(n * plan_.tasks());
+  const auto dy_x = std::make_unique_for_overwrite<double[]>(n * plan_.tasks());
   std::vector<ChannelArrays> scratch(plan_.workers(), {n, 2, is_double()});
   ChannelArrays means(n, 1, is_double());
   for (int64_t c = 0; c < n; ++c) means.set(0, c, mean[c]);

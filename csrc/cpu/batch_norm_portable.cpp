@@ -17,6 +17,9 @@
 // clang-format off
 #include "vec.h"
 #include "kernels.h"
+#include "batch_norm_lanes.h"
+#include "batch_norm_runs.h"
+#include "batch_norm_rows.h"
 #include "batch_norm_kernels.h"
 // clang-format on
 
