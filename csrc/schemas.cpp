@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "batch_norm_schemas.h"
 #include "step_call.h"
 
 namespace lightning_apex {
@@ -27,6 +28,7 @@ void define_schemas(torch::Library& m) {
   m.def(
       "update_scale_(Tensor(a!) scale, Tensor(b!) trackers, Tensor found_inf, float growth_factor, "
       "float backoff_factor, int growth_interval, int hysteresis, float min_scale, float max_scale) -> ()");
+  define_batch_norm_schemas(m);
 }
 
 namespace {

@@ -13,7 +13,7 @@ from lightning_apex._extension import build_info, has_cuda
 from lightning_apex.clipping import clip_grad_norm_
 from lightning_apex.levels import OptLevelError
 from lightning_apex.optimizers import *  # noqa: F403  # all it exports, so that a new optimizer is exported there only
-from lightning_apex.parallel import LARC
+from lightning_apex.parallel import LARC, SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
 from lightning_apex.scaler import LossScaleError, LossScaler
 
 __version__: str = build_info()["version"]
@@ -22,8 +22,11 @@ __all__ = [
     "LossScaleError",
     "LossScaler",
     "OptLevelError",
+    "SyncBatchNorm",
     "build_info",
     "clip_grad_norm_",
+    "convert_syncbn_model",
+    "create_syncbn_process_group",
     "has_cuda",
     "optimizers",
     "parallel",
@@ -31,13 +34,14 @@ __all__ = [
 __all__ += optimizers.__all__
 
 if TYPE_CHECKING or find_spec("lightning") is not None:
-    # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported.
-    from lightning_apex.plugins import ApexPrecision, LossScaleMonitor
+    # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported, and a Trainer
+    # the strategies that the import registers.
+    from lightning_apex.plugins import ApexPrecision, ApexSyncBatchNorm, LossScaleMonitor
 
-    __all__ += ["ApexPrecision", "LossScaleMonitor"]
+    __all__ += ["ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ApexPrecision", "LossScaleMonitor"):
+    if name in ("ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"):
         raise ImportError(f"lightning_apex.{name} needs Lightning: run `pip install 'lightning>=2.6,<2.8'`.")
     raise AttributeError(f"module 'lightning_apex' has no attribute {name!r}")

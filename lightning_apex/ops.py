@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_apex import _batch_norm_ops
+from lightning_apex._batch_norm_ops import *  # noqa: F403
 from lightning_apex._extension import _C, build_info, cpu_backend, has_cuda, optimizer_table, set_cpu_backend
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "unscale_",
     "update_scale_",
 ]
+
+__all__ += _batch_norm_ops.__all__
 
 _ops = torch.ops.lightning_apex
 
@@ -279,7 +283,7 @@ def _register_fakes(namespace: str) -> None:
         "tensor_norms": _fake_tensor_norms,
         "update_scale_": _fake_nothing,
     }
-    for name, fake in fakes.items():
+    for name, fake in (fakes | _batch_norm_ops.FAKES).items():
         torch.library.register_fake(f"{namespace}::{name}", fake)
 
 

@@ -33,7 +33,8 @@ def test_opcheck(backend: Kernels) -> None:
         "tensor_norms": (half, 2.0),
         "update_scale_": (one, trackers, zero, 2.0, 0.5, 10, 1, 1.0, 1e9),
     }  # fmt: skip
-    assert set(calls) == {name for name in ops.__all__ if hasattr(torch.ops.lightning_apex, name)}
+    ours = {name for name in ops.__all__ if hasattr(torch.ops.lightning_apex, name)}
+    assert set(calls) == {name for name in ours if not name.startswith("batch_norm_")}
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     for name, arguments in calls.items():
         torch.library.opcheck(getattr(backend.namespace, name).default, arguments, test_utils=tests)

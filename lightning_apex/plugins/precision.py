@@ -27,6 +27,7 @@ from lightning_apex.masters import MasterWeights
 from lightning_apex.overflow import OverflowReport
 from lightning_apex.plugins.averaging import AveragingAdapter
 from lightning_apex.plugins.callbacks import LossScaleMonitor
+from lightning_apex.plugins.layer_sync import warn_where_ignored
 from lightning_apex.plugins.schedulers import SchedulerGate
 from lightning_apex.scaler import LossScaler
 
@@ -160,6 +161,7 @@ class ApexPrecision(Precision):
                 "use Trainer(precision='bf16-mixed') there, or strategy='ddp' with this plugin."
             )
         if trainer is not None:
+            warn_where_ignored(trainer)
             device = trainer.strategy.root_device.type
         else:
             device = next((p.device.type for p in module.parameters()), "cpu")

@@ -43,7 +43,8 @@ _FLAGS = [
 def sources() -> list[Path]:
     """The kernels, their host files and what these stand on, and the machine."""
     files = [f for folder in (_CSRC / "cuda", _HERE) for f in folder.iterdir() if f.suffix in (".cu", ".cpp")]
-    return [*(_CSRC / f"{name}.cpp" for name in ("schemas", "step_call", "tensor_lists")), *sorted(files)]
+    shared = [_CSRC / f"{name}.cpp" for name in ("schemas", "step_call", "tensor_lists")]
+    return [*shared, *sorted(_CSRC.glob("batch_norm_*.cpp")), *sorted(files)]
 
 
 def _digest(files: list[Path]) -> str:
