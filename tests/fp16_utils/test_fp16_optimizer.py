@@ -148,14 +148,19 @@ def test_several_losses_count_as_one(make: Any) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_parameter_that_only_the_second_loss_reaches_is_stepped() -> None:
+@pytest.mark.parametrize("make", [FusedSGD, torch.optim.SGD])
+def test_a_parameter_that_only_the_second_loss_reaches_is_stepped_and_measured(make: Any) -> None:
     net = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)]).half()
-    before = net[1].weight.detach().clone()
-    optimizer = FP16_Optimizer(FusedSGD(net.parameters(), 0.1), static_loss_scale=4.0)
-    optimizer.backward(net[0](torch.ones(1, 2).half()).sum())
-    optimizer.backward(net[1](torch.ones(1, 2).half()).sum())
-    optimizer.step()
-    assert torch.allclose(before - net[1].weight, torch.tensor(0.1).half(), atol=1e-3)
+    optimizer = FP16_Optimizer(make(net.parameters(), 0.1), static_loss_scale=4.0, verbose=False)
+    ones = torch.ones(1, 2).half()
+    for factor, change in ((1.0, 0.1), (float("inf"), 0.0)):
+        before = net[1].weight.detach().clone()
+        optimizer.zero_grad(set_grads_to_None=True)
+        optimizer.backward(net[0](ones).sum())
+        optimizer.backward(net[1](ones).sum() * factor)
+        optimizer.step()
+        assert optimizer.overflow is (change == 0.0)
+        assert torch.allclose(before - net[1].weight, torch.tensor(change).half(), atol=1e-3)
 
 
 def test_what_clipping_returns_and_what_inspection_shows() -> None:
