@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ class OptimizerStep:
                 if self._masters is None or param not in self._masters:
                     plain.append(param)
                 elif param.grad is not None and param.grad.is_sparse:
-                    _replace_grad(param, param.grad.coalesce().float())
+                    replace_grad(param, param.grad.coalesce().float())
                     plain.append(param)
                 else:
                     dense.append(param)
@@ -187,17 +187,12 @@ class OptimizerStep:
         wide = [torch.empty_like(grad, dtype=torch.float32) for grad in half]
         flags = ops.copy_scaled_(wide, half, inverse)
         for param, grad in zip(params, wide, strict=True):
-            _replace_grad(param, grad)
+            replace_grad(param, grad)
         return flags
 
     def _narrow(self) -> None:
         """After the step gradients have their parameters' dtype again, as DDP and accumulation expect."""
-        for param in self.params:
-            grad = param.grad
-            if grad is not None and grad.dtype is not param.dtype:
-                param.grad = None
-                match_grad_dtype(param)
-                param.grad = grad.to(param.dtype)
+        narrow_gradients(self.params)
 
     def _params_by_device(self) -> dict[torch.device, list[Tensor]]:
         groups: dict[torch.device, list[Tensor]] = {}
@@ -251,7 +246,17 @@ def _has_step_pre_hooks(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None) or _global_optimizer_pre_hooks)
 
 
-def _replace_grad(param: Tensor, grad: Tensor) -> None:
+def narrow_gradients(params: Iterable[Tensor]) -> None:
+    """Gives gradients their parameters' dtype again."""
+    for param in params:
+        grad = param.grad
+        if grad is not None and grad.dtype is not param.dtype:
+            param.grad = None
+            match_grad_dtype(param)
+            param.grad = grad.to(param.dtype)
+
+
+def replace_grad(param: Tensor, grad: Tensor) -> None:
     """Sets a gradient of another dtype than the parameter's."""
     param.grad = None
     param.grad_dtype = None  # any
