@@ -7,7 +7,7 @@ one pass over memory. Importing needs the compiled extension; everything but the
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lightning_apex import optimizers
+from lightning_apex import amp, optimizers
 from lightning_apex._extension import build_info, has_cuda
 from lightning_apex.levels import OptLevelError
 from lightning_apex.optimizers import FusedAdam, FusedSGD
@@ -20,6 +20,7 @@ __all__ = [
     "LossScaleError",
     "LossScaler",
     "OptLevelError",
+    "amp",
     "build_info",
     "has_cuda",
     "optimizers",

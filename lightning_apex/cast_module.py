@@ -202,3 +202,9 @@ class _LoadHook:
             if value.shape == master.shape or (value.numel() == 1 and master.dim() == 0):
                 with torch.no_grad():
                     master.copy_(value.reshape(master.shape))
+
+
+def fp32_face(hook: Any) -> _FP32Face | None:
+    """The face behind a state-dict hook of a cast module or of a copy of one; ``None`` for other hooks."""
+    hook = getattr(hook, "hook", hook)  # torch wraps load hooks
+    return hook.face if isinstance(hook, _SaveHook | _LoadHook) else None

@@ -40,7 +40,7 @@ class PrecisionEngine:
         self.last_norm: Tensor | None = None
         self._keep_fp32 = keep_fp32
         self._casts: list[CastModule] = []
-        self._device_type = "cpu"
+        self.device_type = "cpu"
         self._names: dict[Tensor, str] = {}
         self._handles: list[RemovableHandle] = []
         self._optimizers: WeakSet[Optimizer] = WeakSet()  # whose hooks may hold this engine
@@ -61,7 +61,7 @@ class PrecisionEngine:
         """
         modules = [modules] if isinstance(modules, nn.Module) else modules
         kept = self.check(modules)
-        self._device_type = device_type
+        self.device_type = device_type
         for index, module in enumerate(modules):
             prefix = f"models[{index}]." if len(modules) > 1 else ""
             self._names.update((param, prefix + name) for name, param in module.named_parameters())
@@ -77,11 +77,17 @@ class PrecisionEngine:
             if self.level.autocasts:
                 self._handles += matched_inputs(module)
 
-    def check(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
-        """Refuses what `convert` would, and returns the submodules that stay in fp32."""
+    def check(self, modules: Sequence[nn.Module], cast_already: Sequence[nn.Module] = ()) -> list[nn.Module]:
+        """Refuses what `convert` would, and returns the submodules that stay in fp32.
+
+        Args:
+            modules: To be converted together.
+            cast_already: Those whose present cast is undone before.
+        """
         kept = dict.fromkeys(kept_modules(modules, self._keep_fp32))
         for module in modules:
-            check_castable(module, self.level.casts_weights)
+            if module not in cast_already:
+                check_castable(module, self.level.casts_weights)
             if self.level.casts_weights:
                 kept.update((m, None) for m in module.modules() if needs_fp32(m))
         return list(kept)
@@ -114,7 +120,7 @@ class PrecisionEngine:
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """What a forward pass runs in."""
-        return forward_context(self.level, self._device_type)
+        return forward_context(self.level, self.device_type)
 
     def convert_input(self, data: Any) -> Any:
         """Casts a batch where the level does so."""

@@ -107,7 +107,7 @@ class OptimizerStep:
             if dense:
                 self._note(dense, self._widen(dense, inverse))
             if plain and inverse is not None:
-                grads = [_dense_values(p) for p in plain]
+                grads = [dense_values(p) for p in plain]
                 self._note(plain, ops.unscale_(grads, inverse))
         self._merge_flags()
         if self._max_norm:
@@ -203,7 +203,7 @@ class OptimizerStep:
 
     def _by_device(self) -> dict[torch.device, list[Tensor]]:
         groups = self._params_by_device()
-        return {device: [_dense_values(p) for p in params] for device, params in groups.items()}
+        return {device: [dense_values(p) for p in params] for device, params in groups.items()}
 
     def _sum_of_squares(self, groups: dict[torch.device, list[Tensor]], note: bool = False) -> Tensor:
         total: Tensor | None = None
@@ -263,7 +263,7 @@ def replace_grad(param: Tensor, grad: Tensor) -> None:
     param.grad = grad
 
 
-def _dense_values(param: Tensor) -> Tensor:
+def dense_values(param: Tensor) -> Tensor:
     """The memory that holds a gradient's values; a sparse gradient is coalesced first."""
     grad = param.grad
     assert grad is not None
