@@ -51,10 +51,7 @@ _INSIDE = {
         f"lightning.pytorch.plugins.{place}": "lightning.pytorch.plugins"
         for place in ("precision", "precision.apex_amp", "precision.native_amp", "precision.amp")
     },
-    **{
-        f"lightning.pytorch.utilities.{place}": "lightning.pytorch.utilities"
-        for place in ("enums", "imports")
-    },
+    **{f"lightning.pytorch.utilities.{place}": "lightning.pytorch.utilities" for place in ("enums", "imports")},
 }
 
 

@@ -9,7 +9,7 @@ AMP = (
     better("apex.amp.initialize", "May be called again; models stay picklable, no method of yours is replaced."),
     better("apex.amp.scale_loss", "Two contexts and nested calls are independent; the scale never reaches 0."),
     same("apex.amp.master_params"),
-    better("apex.amp.state_dict", "Adds the trackers, so that a resumed run equals one without interruption bit for bit."),
+    better("apex.amp.state_dict", "Holds the trackers too: a resumed run equals one without interruption bit for bit."),
     better("apex.amp.load_state_dict", "Takes Apex's dictionaries too."),
     same("apex.amp.disable_casts"),
     same("apex.amp.half_function"),
@@ -59,7 +59,9 @@ PARALLEL = (
         "`for p in model.parameters(): dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)`",
         "torch's collectives do it in a line.",
     ),
-    gone("apex.parallel.multiproc", "`torchrun --nproc_per_node N script.py`", "torch has its own launcher.", covers=True),
+    gone(
+        "apex.parallel.multiproc", "`torchrun --nproc_per_node N script.py`", "torch has its own launcher.", covers=True
+    ),
 )
 
 FP16_UTILS = (
@@ -73,7 +75,7 @@ FP16_UTILS = (
     better("apex.fp16_utils.prep_param_lists", "Flat masters may come from parameters of several types."),
     same("apex.fp16_utils.master_params_to_model_params"),
     same("apex.fp16_utils.model_grads_to_master_grads"),
-    better("apex.fp16_utils.FP16_Optimizer", "A fixed scale skips overflows too; its state is plain numbers and tensors."),
+    better("apex.fp16_utils.FP16_Optimizer", "A fixed scale skips overflows too; its state is plain tensors."),
     same("apex.fp16_utils.to_python_float"),
     same("apex.fp16_utils.LossScaler"),
     same("apex.fp16_utils.DynamicLossScaler"),
@@ -102,16 +104,23 @@ LAYERS = (
     torchs("apex.mlp.mlp_function", "`torch.nn.functional.linear` and `relu`, under `torch.compile`"),
     torchs("apex.fused_dense", "`torch.nn.Linear`; torch's own matrix product takes the bias", module=True),
     torchs("apex.fused_dense.FusedDense", to="torch.nn.Linear"),
-    torchs("apex.fused_dense.FusedDenseGeluDense", "`nn.Sequential(nn.Linear, nn.GELU, nn.Linear)` and `torch.compile`"),
+    torchs("apex.fused_dense.FusedDenseGeluDense", "nn.Linear, nn.GELU, nn.Linear under `torch.compile`"),
     torchs("apex.fused_dense.DenseNoBias", "`torch.nn.Linear(..., bias=False)`"),
     torchs("apex.fused_dense.fused_dense_function", to="torch.nn.functional.linear"),
     torchs("apex.fused_dense.dense_no_bias_function", to="torch.nn.functional.linear"),
-    torchs("apex.fused_dense.fused_dense_gelu_dense_function", "`F.linear`, `F.gelu`, `F.linear` under `torch.compile`"),
-    gone("apex.RNN", "`torch.nn.LSTM`, `GRU`, `RNN`", "Apex removed it in 2023; mLSTM is in no library of torch.", covers=True),
+    torchs("apex.fused_dense.fused_dense_gelu_dense_function", "`F.linear`, `F.gelu`, `F.linear`, compiled"),
+    gone(
+        "apex.RNN",
+        "`torch.nn.LSTM`, `GRU`, `RNN`",
+        "Apex dropped it; torch has no mLSTM.",
+        covers=True,
+    ),
     torchs(
         "apex.reparameterization", "`torch.nn.utils.parametrizations.weight_norm(module)`", covers=True, module=True
     ),
 )
+
+_COMPILED = "A compiled part of Apex."
 
 PIECES = (
     gone(
@@ -120,10 +129,20 @@ PIECES = (
         "The kernels behind it are not public here; the optimizers and the loss scaler use them.",
         covers=True,
     ),
-    gone("amp_C", "`torch._foreach_norm`, `torch._foreach_mul_`, or an optimizer of this package", "Compiled parts of Apex.", covers=True),
-    gone("apex_C", "`torch._utils._flatten_dense_tensors` and `_unflatten_dense_tensors`", "Compiled parts of Apex.", covers=True),
-    gone("syncbn", "`lightning_apex.SyncBatchNorm`", "Compiled parts of Apex.", covers=True),
-    gone("fused_layer_norm_cuda", "`torch.nn.functional.layer_norm`", "Compiled parts of Apex.", covers=True),
+    gone(
+        "amp_C",
+        "`torch._foreach_norm`, `torch._foreach_mul_`, ...",
+        _COMPILED,
+        covers=True,
+    ),
+    gone(
+        "apex_C",
+        "`torch._utils._flatten_dense_tensors` and its inverse",
+        _COMPILED,
+        covers=True,
+    ),
+    gone("syncbn", "`lightning_apex.SyncBatchNorm`", _COMPILED, covers=True),
+    gone("fused_layer_norm_cuda", "`torch.nn.functional.layer_norm`", _COMPILED, covers=True),
     gone("apex._autocast_utils", "`torch.amp.custom_fwd` and `custom_bwd`", "It was internal to Apex.", covers=True),
 )
 
@@ -166,7 +185,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     },
     "apex.parallel.DistributedDataParallel": {
         "shared_param": "drop it: shared parameters need nothing",
-        "retain_allreduce_buffers": "drop it: torch keeps the buckets; `gradient_as_bucket_view=True` shares their memory",
+        "retain_allreduce_buffers": "drop it: `gradient_as_bucket_view=True` shares the buckets' memory",
     },
     "apex.normalization.FusedLayerNorm": {"memory_efficient": "drop it: torch.nn.LayerNorm has no such argument"},
     "apex.normalization.FusedRMSNorm": {"memory_efficient": "drop it: torch.nn.RMSNorm has no such argument"},

@@ -5,35 +5,42 @@ from __future__ import annotations
 from lightning_apex.migrate.row import Row, gone, torchs
 
 _PARALLELISM = "This package does mixed precision and optimizers, not model parallelism."
+_TP = "`torch.distributed.tensor.parallel"
+_STEP = "Its step(grads=...) is not offered."
+_SOME = "It worked on some GPUs and shapes only."
+_FSDP = "`fully_shard` of `torch.distributed.fsdp`, or ZeroRedundancyOptimizer"
 _CUDNN = "A wrapper of one cuDNN graph for one shape; torch.compile and cuDNN's own heuristics took its place."
 
 TRANSFORMER = (
     gone("apex.transformer", "Megatron-Core, or torch.distributed", _PARALLELISM, covers=True),
     torchs("apex.transformer.amp.GradScaler", "`torch.amp.GradScaler`, or `lightning_apex.LossScaler`"),
     torchs("apex.transformer.parallel_state", "`torch.distributed.device_mesh.init_device_mesh`", covers=True),
-    torchs("apex.transformer.tensor_parallel", "`torch.distributed.tensor.parallel.parallelize_module`", covers=True),
-    torchs("apex.transformer.tensor_parallel.ColumnParallelLinear", "`torch.distributed.tensor.parallel.ColwiseParallel`"),
-    torchs("apex.transformer.tensor_parallel.RowParallelLinear", "`torch.distributed.tensor.parallel.RowwiseParallel`"),
+    torchs("apex.transformer.tensor_parallel", _TP + ".parallelize_module`", covers=True),
+    torchs("apex.transformer.tensor_parallel.ColumnParallelLinear", _TP + ".ColwiseParallel`"),
+    torchs("apex.transformer.tensor_parallel.RowParallelLinear", _TP + ".RowwiseParallel`"),
     torchs(
         "apex.transformer.tensor_parallel.VocabParallelEmbedding",
         "`RowwiseParallel` of `torch.distributed.tensor.parallel` on an nn.Embedding",
     ),
     torchs(
         "apex.transformer.tensor_parallel.vocab_parallel_cross_entropy",
-        "`torch.distributed.tensor.parallel.loss_parallel`",
+        _TP + ".loss_parallel`",
     ),
     torchs("apex.transformer.tensor_parallel.checkpoint", "`torch.utils.checkpoint.checkpoint`"),
     torchs("apex.transformer.pipeline_parallel", "`torch.distributed.pipelining`", covers=True),
     torchs("apex.transformer.functional", "`torch.compile` over the plain formula", covers=True),
-    torchs(
-        "apex.transformer.functional.FusedScaleMaskSoftmax", "`torch.nn.functional.scaled_dot_product_attention`"
-    ),
+    torchs("apex.transformer.functional.FusedScaleMaskSoftmax", "`torch.nn.functional.scaled_dot_product_attention`"),
     torchs("apex.transformer.layers", "`torch.nn.LayerNorm`", covers=True),
     torchs("apex.transformer.layers.FusedLayerNorm", "`torch.nn.LayerNorm`"),
     torchs("apex.transformer.layers.FastLayerNorm", "`torch.nn.LayerNorm`"),
     torchs("apex.transformer.layers.MixedFusedLayerNorm", "`torch.nn.LayerNorm`"),
     gone("apex.transformer.enums", "Megatron-Core's enums", _PARALLELISM, covers=True),
-    gone("apex.transformer.microbatches", "Megatron-Core, or `accumulate_grad_batches` of Lightning", _PARALLELISM, covers=True),
+    gone(
+        "apex.transformer.microbatches",
+        "Megatron-Core, or Lightning's `accumulate_grad_batches`",
+        _PARALLELISM,
+        covers=True,
+    ),
     gone("apex.transformer.utils", "Megatron-Core", _PARALLELISM, covers=True),
     gone("apex.transformer.log_util", "Python's logging", "It set the level of Apex's own log.", covers=True),
     gone("apex.transformer.testing", "Megatron-Core", "Test models of Apex.", covers=True),
@@ -69,24 +76,58 @@ CONTRIB: tuple[Row, ...] = (
     gone(
         "apex.contrib.groupbn.BatchNorm2d_NHWC",
         "`lightning_apex.SyncBatchNorm(..., channel_last=True, fuse_relu=True)`, with a process group for `bn_group`",
-        "It worked on some GPUs and shapes only.",
+        _SOME,
     ),
-    gone("apex.contrib.groupbn", "`lightning_apex.SyncBatchNorm`", "It worked on some GPUs and shapes only.", covers=True),
+    gone("apex.contrib.groupbn", "`lightning_apex.SyncBatchNorm`", _SOME, covers=True),
     gone("apex.contrib.cudnn_gbn", "`lightning_apex.SyncBatchNorm` with a process group", _CUDNN, covers=True),
     gone("apex.contrib.cudnn_gbn.GroupBatchNorm2d", "`lightning_apex.SyncBatchNorm` with a process group", _CUDNN),
     gone("apex.contrib.conv_bias_relu", "`torch.nn.Conv2d` and ReLU, with `torch.compile`", _CUDNN, covers=True),
     gone("apex.contrib.bottleneck", "torchvision's `Bottleneck`, with `torch.compile`", _CUDNN, covers=True),
-    gone("apex.contrib.peer_memory", "`torch.distributed._symmetric_memory`", "It exchanged halos of images between GPUs.", covers=True),
+    gone(
+        "apex.contrib.peer_memory",
+        "`torch.distributed._symmetric_memory`",
+        "It was for images spread over GPUs.",
+        covers=True,
+    ),
     gone("apex.contrib.gpu_direct_storage", "`torch.cuda.gds`", "torch has its own.", covers=True),
     gone("apex.contrib.openfold_triton", "the kernels of OpenFold itself", "They were for one model.", covers=True),
     gone("apex.contrib.torchsched", "`torch.compile`", "An experiment with its scheduling.", covers=True),
-    gone("apex.contrib.optimizers", "`lightning_apex.optimizers`", "Old versions with `step(grads=..., scale=...)`.", covers=True),
-    gone("apex.contrib.optimizers.FusedAdam", "`lightning_apex.optimizers.FusedAdam`", "Its eps_inside_sqrt and step(grads=...) are not offered."),
-    gone("apex.contrib.optimizers.FusedLAMB", "`lightning_apex.optimizers.FusedLAMB`", "Its step(grads=...) is not offered."),
-    gone("apex.contrib.optimizers.FusedSGD", "`lightning_apex.optimizers.FusedSGD`", "Its step(grads=...) is not offered."),
-    gone("apex.contrib.optimizers.FP16_Optimizer", "`lightning_apex.fp16_utils.FP16_Optimizer`", "It knew the old fused optimizers only."),
-    gone("apex.contrib.optimizers.DistributedFusedAdam", "`fully_shard` of `torch.distributed.fsdp`, or ZeroRedundancyOptimizer", _DISTRIBUTED),
-    gone("apex.contrib.optimizers.DistributedFusedLAMB", "`fully_shard` of `torch.distributed.fsdp`, or ZeroRedundancyOptimizer", _DISTRIBUTED),
+    gone(
+        "apex.contrib.optimizers",
+        "`lightning_apex.optimizers`",
+        _STEP,
+        covers=True,
+    ),
+    gone(
+        "apex.contrib.optimizers.FusedAdam",
+        "`lightning_apex.optimizers.FusedAdam`",
+        _STEP,
+    ),
+    gone(
+        "apex.contrib.optimizers.FusedLAMB",
+        "`lightning_apex.optimizers.FusedLAMB`",
+        _STEP,
+    ),
+    gone(
+        "apex.contrib.optimizers.FusedSGD",
+        "`lightning_apex.optimizers.FusedSGD`",
+        _STEP,
+    ),
+    gone(
+        "apex.contrib.optimizers.FP16_Optimizer",
+        "`lightning_apex.fp16_utils.FP16_Optimizer`",
+        "It was for the old optimizers.",
+    ),
+    gone(
+        "apex.contrib.optimizers.DistributedFusedAdam",
+        _FSDP,
+        _DISTRIBUTED,
+    ),
+    gone(
+        "apex.contrib.optimizers.DistributedFusedLAMB",
+        _FSDP,
+        _DISTRIBUTED,
+    ),
 )
 
 SECTIONS: dict[str, tuple[Row, ...]] = {"transformer": TRANSFORMER, "contrib": CONTRIB}
