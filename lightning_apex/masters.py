@@ -110,7 +110,7 @@ class MasterSwap:
         masters.reconcile(halves)
         self._versions = [param._version for param in halves]
         for param, master in self._pairs:
-            _widen(optimizer.state.get(param, {}), param)
+            widen_state(optimizer.state.get(param, {}), param)
             master.requires_grad_(param.requires_grad)
             master.grad = None if param.grad is None else param.grad.float()
         _replace(optimizer, dict(self._pairs))
@@ -146,7 +146,7 @@ def before_post_hooks(optimizer: Optimizer, hook: Callable[..., None]) -> Remova
     return handle
 
 
-def _widen(state: dict[str, Any], half: Tensor) -> None:
+def widen_state(state: dict[str, Any], half: Tensor) -> None:
     """Makes fp32 of state that an optimizer created in its constructor, like its half parameter."""
     for name, value in state.items():
         if isinstance(value, Tensor) and value.dtype in HALF and value.shape == half.shape:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lightning_apex.amp.gradients import Gradients
+from lightning_apex.amp.stand_in import StandIn
 from lightning_apex.masters import MasterSwap, before_post_hooks
 from lightning_apex.optimizers._base import FusedOptimizer, StepInputs
 from lightning_apex.step import narrow_gradients, replace_grad
@@ -31,7 +32,9 @@ class StepHooks:
         self.skipped: Tensor | None = None  # whether the last step was; where it lives
         self._context = context
         self._swap: MasterSwap | None = None
+        self._stand_in: StandIn | None = None
         self._parked: _Parked | None = None
+        self._fused = isinstance(optimizer, FusedOptimizer)
         self._prepared = False
         self._depth = 0  # of step() calls, as one that calls super().step() runs the hooks twice
         self._handles: list[RemovableHandle] = []
@@ -57,6 +60,9 @@ class StepHooks:
 
     def heal(self) -> None:
         """Puts everything in its place after a step that raised."""
+        if self._stand_in is not None:
+            self._stand_in.leave()
+            self._stand_in = None
         if self._swap is not None:
             swap, self._swap = self._swap, None
             swap.leave()
@@ -73,15 +79,20 @@ class StepHooks:
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """The step pre-hook."""
+        if optimizer is not self.gradients.optimizer:
+            return None  # the stand-in's step calls super().step(), which has hooks of its own
         self._depth = self._depth + 1 if self._depth and _calls_of_step(optimizer) > 1 else 1
         if self._depth > 1:
             return None
         self.heal()
         self._prepared = False
         closure, where = _closure_in(args, kwargs)
+        if self._context.engine.masters is not None and not self._fused and StandIn.fits(optimizer):
+            self._stand_in = StandIn(optimizer)
+            args = (self._stand_in.copy, *args[1:])
         if closure is None:
             self._prepare(optimizer)
-            return None
+            return args, kwargs
 
         def closure_then_prepare() -> Any:
             self._finish()  # a closure may be called more than once
@@ -93,29 +104,33 @@ class StepHooks:
             return args, {**kwargs, "closure": closure_then_prepare}
         return (args[0], closure_then_prepare, *args[2:]), kwargs
 
-    def after(self, *_: Any) -> None:
+    def after(self, optimizer: Optimizer, *_: Any) -> None:
         """The step post-hook."""
+        if optimizer is not self.gradients.optimizer:
+            return
         self._depth -= 1
         if self._depth <= 0:
             self._finish()
+            self._stand_in = None
 
     def _prepare(self, optimizer: Optimizer) -> None:
         gradients = self.gradients
         self._prepared = True
         gradients.take_edits()
-        fused = isinstance(optimizer, FusedOptimizer)
-        if fused and any(p.grad is not None and p.grad.is_sparse for g in optimizer.param_groups for p in g["params"]):
+        if self._fused and any(p.grad is not None and p.grad.is_sparse for p in gradients.params()):
             return  # it will refuse them
         gradients.complete()
         gradients.check_unchanged()
         found_inf = self.skipped = gradients.found_inf
         gradients.settle()
         masters = self._context.engine.masters
-        if fused:
+        if self._fused:
             inputs = gradients.inputs()
             cast(FusedOptimizer, optimizer).hand(inputs)
         elif found_inf is not None and bool(found_inf):
             self._parked = _Parked(optimizer)
+        elif masters is not None and self._stand_in is not None:
+            self._stand_in.fill(masters)
         elif masters is not None:
             self._swap = MasterSwap(masters, optimizer)
 
@@ -123,11 +138,14 @@ class StepHooks:
         if not self._prepared:
             return
         self._prepared = False
-        swap = self._swap
+        swap, stand_in = self._swap, self._stand_in
+        if stand_in is not None and self._parked is None:
+            stand_in.take_back()
         self.heal()
+        self._stand_in = stand_in
         gradients = self.gradients
-        if isinstance(gradients.optimizer, FusedOptimizer):
-            gradients.optimizer.hand(StepInputs())
+        if self._fused:
+            cast(FusedOptimizer, gradients.optimizer).hand(StepInputs())
         gradients.used()
         narrow_gradients(gradients.params())
         if swap is not None:
@@ -140,7 +158,8 @@ class _Parked:
     def __init__(self, optimizer: Optimizer) -> None:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         self._grads = [(p, p.grad) for p in params if p.grad is not None]
-        # Some optimizers count steps in their groups.
+        # Some optimizers count steps in their groups, or themselves.
+        self._optimizer, self._attributes = optimizer, dict(vars(optimizer))
         self._groups = [(group, {k: _copied(v) for k, v in group.items()}) for group in optimizer.param_groups]
         for param, _ in self._grads:
             param.grad = None
@@ -151,6 +170,7 @@ class _Parked:
                 replace_grad(param, grad) if grad.dtype is not param.dtype else setattr(param, "grad", grad)
         for group, values in self._groups:
             group.update({k: v for k, v in values.items() if k != "params"})
+        vars(self._optimizer).update(self._attributes)
 
 
 def _calls_of_step(optimizer: Optimizer) -> int:
