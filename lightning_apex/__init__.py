@@ -7,7 +7,7 @@ one pass over memory. Importing needs the compiled extension; everything but the
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lightning_apex import amp, optimizers
+from lightning_apex import amp, fp16_utils, optimizers, parallel
 from lightning_apex._extension import build_info, has_cuda
 from lightning_apex.levels import OptLevelError
 from lightning_apex.optimizers import FusedAdam, FusedSGD
@@ -22,8 +22,10 @@ __all__ = [
     "OptLevelError",
     "amp",
     "build_info",
+    "fp16_utils",
     "has_cuda",
     "optimizers",
+    "parallel",
 ]
 
 if TYPE_CHECKING or find_spec("lightning") is not None:
