@@ -8,7 +8,7 @@ Lightning.
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lightning_apex import optimizers, parallel
+from lightning_apex import amp, fp16_utils, optimizers, parallel
 from lightning_apex._extension import build_info, has_cuda
 from lightning_apex.clipping import clip_grad_norm_
 from lightning_apex.levels import OptLevelError
@@ -23,10 +23,12 @@ __all__ = [
     "LossScaler",
     "OptLevelError",
     "SyncBatchNorm",
+    "amp",
     "build_info",
     "clip_grad_norm_",
     "convert_syncbn_model",
     "create_syncbn_process_group",
+    "fp16_utils",
     "has_cuda",
     "optimizers",
     "parallel",

@@ -44,6 +44,11 @@ def matched_inputs(root: nn.Module) -> list[RemovableHandle]:
     ]
 
 
+def is_boundary_hook(hook: Any) -> bool:
+    """Whether a forward hook is one of these; they travel with copies of their module."""
+    return hook is _match_inputs or isinstance(getattr(hook, "__self__", None), _Island)
+
+
 def _match_inputs(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     dtype = next(p.dtype for p in module.parameters(recurse=False))
     if dtype not in HALF:  # the module was restored

@@ -25,14 +25,25 @@ class CastModule:
     everything.
     """
 
-    def __init__(self, root: nn.Module, dtype: torch.dtype, keep: Iterable[nn.Module], keep_batchnorm: bool) -> None:
-        """Casts the fp32 parameters and buffers of ``root`` to ``dtype``; fp64, integer and complex ones stay."""
-        self.masters = MasterWeights()
+    def __init__(
+        self,
+        root: nn.Module,
+        dtype: torch.dtype,
+        keep: Iterable[nn.Module],
+        keep_batchnorm: bool,
+        masters: MasterWeights | None = None,
+    ) -> None:
+        """Casts the fp32 parameters and buffers of ``root`` to ``dtype``; fp64, integer and complex ones stay.
+
+        Models that train together share their ``masters``, and may share weights.
+        """
+        self.masters = MasterWeights() if masters is None else masters
         self.dtype = dtype
         self._root = root
         self._handles: list[RemovableHandle] = []
         # What was half before is the user's choice and stays so.
-        self._born_half = {t: None for m in root.modules() for _, t in own_tensors(m) if t.dtype in HALF}
+        tensors = [t for m in root.modules() for _, t in own_tensors(m)]
+        self._born_half = {t: None for t in tensors if t.dtype in HALF and t not in self.masters}
         self._faces: list[_FP32Face] = []
         self._attach(root, _FP32Face(self.masters, self._born_half, recursive=True))
         for module, names in castable_tensors(root, keep, keep_batchnorm):
@@ -63,15 +74,15 @@ class CastModule:
         self.masters.reconcile([half for half in self.halves() if half in self.masters])
         return FP32View(root, self.masters)
 
-    def broadcast_masters(self) -> None:
-        """Gives all ranks of the default process group rank 0's fp32 values.
+    def broadcast_masters(self, group: torch.distributed.ProcessGroup | None = None) -> None:
+        """Gives all ranks of a process group, or of the default one, the fp32 values of its rank 0.
 
         DDP has broadcast the half values by then; what they round away would differ between ranks for ever.
         """
         for half in self.halves():
             if half in self.masters:
                 value = self.masters.of(half).contiguous()
-                torch.distributed.broadcast(value, src=0)
+                torch.distributed.broadcast(value, group=group, group_src=0)
                 self.masters.of(half).copy_(value)
 
     def drop_masters(self) -> None:
@@ -191,3 +202,9 @@ class _LoadHook:
             if value.shape == master.shape or (value.numel() == 1 and master.dim() == 0):
                 with torch.no_grad():
                     master.copy_(value.reshape(master.shape))
+
+
+def fp32_face(hook: Any) -> _FP32Face | None:
+    """The face behind a state-dict hook of a cast module or of a copy of one; ``None`` for other hooks."""
+    hook = getattr(hook, "hook", hook)  # torch wraps load hooks
+    return hook.face if isinstance(hook, _SaveHook | _LoadHook) else None

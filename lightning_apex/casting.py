@@ -42,29 +42,31 @@ def needs_fp32(module: nn.Module) -> bool:
     )
 
 
-def kept_modules(root: nn.Module, keep: Sequence[str | type]) -> list[nn.Module]:
+def kept_modules(root: nn.Module | Sequence[nn.Module], keep: Sequence[str | type]) -> list[nn.Module]:
     """The outermost modules that ``keep`` names.
 
     Args:
-        root: The module whose submodules are searched.
+        root: The module whose submodules are searched, or several; an entry need match in one of them only.
         keep: Shell-style patterns of module names (``"encoder.*.norm"``), or module classes.
 
     Raises:
         ValueError: If an entry is neither, or matches no module.
     """
+    roots = [root] if isinstance(root, nn.Module) else root
     found: dict[nn.Module, str] = {}
     for entry in keep:
         if not isinstance(entry, str | type):
             raise ValueError(f"keep_fp32 holds {entry!r}: give module name patterns (str) or module classes.")
         matches = {
             module: name
-            for name, module in root.named_modules()
+            for start in roots
+            for name, module in start.named_modules()
             if (fnmatch.fnmatchcase(name, entry) if isinstance(entry, str) else isinstance(module, entry))
         }
         if not matches:
             shown = entry if isinstance(entry, str) else entry.__name__
             raise ValueError(
-                f"keep_fp32={shown!r} matches no module of {type(root).__name__}: "
+                f"keep_fp32={shown!r} matches no module of {' and '.join(type(r).__name__ for r in roots)}: "
                 "compare it with the names in model.named_modules()."
             )
         found.update(matches)

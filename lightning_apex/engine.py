@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from lightning_apex import ops
 from lightning_apex.boundaries import fp32_islands, matched_inputs
 from lightning_apex.cast_module import CastModule
-from lightning_apex.casting import HALF, cast_tree, check_castable, kept_modules, needs_fp32
+from lightning_apex.casting import cast_tree, check_castable, kept_modules, needs_fp32
 from lightning_apex.levels import OptLevel
 from lightning_apex.masters import MasterWeights
+from lightning_apex.optimizer_state import FP32StateKeeper, match_state, warn_of_vanishing_eps
 from lightning_apex.optimizers._base import FusedOptimizer
 from lightning_apex.scaler import LossScaler
 from lightning_apex.step import OptimizerStep
@@ -39,105 +39,121 @@ class PrecisionEngine:
         self.measures_always = False
         self.last_norm: Tensor | None = None
         self._keep_fp32 = keep_fp32
-        self._cast: CastModule | None = None
-        self._device_type = "cpu"
+        self._casts: list[CastModule] = []
+        self.device_type = "cpu"
         self._names: dict[Tensor, str] = {}
         self._handles: list[RemovableHandle] = []
-        self._optimizers: list[Optimizer] = []
+        self._optimizers: WeakSet[Optimizer] = WeakSet()  # whose hooks may hold this engine
         self._backwards = 0
         self._consumed: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
     # --- the model ----------------------------------------------------------------------------------------------
 
-    def convert(self, module: nn.Module, device_type: str) -> None:
-        """Casts a module in place; everything is checked before anything changes.
+    def convert(self, modules: nn.Module | Sequence[nn.Module], device_type: str) -> None:
+        """Casts modules in place; everything is checked before anything changes.
 
         Args:
-            module: An fp32 module.
-            device_type: Where it will run, such as ``"cuda"``.
+            modules: An fp32 module, or several that train together.
+            device_type: Where they will run, such as ``"cuda"``.
 
         Raises:
             ValueError: If a trainable parameter is half already or on the meta device, or ``keep_fp32`` is wrong.
         """
-        check_castable(module, self.level.casts_weights)
-        kept = kept_modules(module, self._keep_fp32)
-        if self.level.casts_weights:
-            kept += [m for m in module.modules() if needs_fp32(m) and m not in kept]
-        self._device_type = device_type
-        self._names = {param: name for name, param in module.named_parameters()}
+        modules = [modules] if isinstance(modules, nn.Module) else modules
+        kept = self.check(modules)
+        self.device_type = device_type
+        for index, module in enumerate(modules):
+            prefix = f"models[{index}]." if len(modules) > 1 else ""
+            self._names.update((param, prefix + name) for name, param in module.named_parameters())
         if self.level.half_dtype is None:
             return
         self._handles += fp32_islands(kept)
-        if self.level.casts_weights:
-            self._cast = CastModule(module, self.level.half_dtype, kept, self.level.keep_batchnorm_fp32)
+        if not self.level.casts_weights:
+            return
+        masters = MasterWeights()
+        for module in modules:
+            keep_batchnorm = self.level.keep_batchnorm_fp32
+            self._casts.append(CastModule(module, self.level.half_dtype, kept, keep_batchnorm, masters))
             if self.level.autocasts:
                 self._handles += matched_inputs(module)
+
+    def check(self, modules: Sequence[nn.Module], cast_already: Sequence[nn.Module] = ()) -> list[nn.Module]:
+        """Refuses what `convert` would, and returns the submodules that stay in fp32.
+
+        Args:
+            modules: To be converted together.
+            cast_already: Those whose present cast is undone before.
+        """
+        kept = dict.fromkeys(kept_modules(modules, self._keep_fp32))
+        for module in modules:
+            if module not in cast_already:
+                check_castable(module, self.level.casts_weights)
+            if self.level.casts_weights:
+                kept.update((m, None) for m in module.modules() if needs_fp32(m))
+        return list(kept)
 
     def restore(self) -> None:
         """Gives the module its fp32 weights back and removes every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._cast is not None:
-            self._cast.restore()
-            self._cast = None
+        for cast in self._casts:
+            cast.restore()
+        self._casts.clear()
         for optimizer in self._optimizers:
             if (fused := _fused_within(optimizer)) is not None:
                 fused.forget_plans()
             else:
-                _match_state(optimizer)
+                match_state(optimizer)
         self._optimizers.clear()
         self._names.clear()
 
     @property
     def masters(self) -> MasterWeights | None:
         """The fp32 weights that optimizers update; ``None`` where they update the module's own."""
-        return self._cast.masters if self._cast is not None and self.level.master_weights else None
+        return self._casts[0].masters if self._casts and self.level.master_weights else None
 
     @property
     def cast(self) -> CastModule | None:
-        """The cast module, at levels that cast weights."""
-        return self._cast
+        """The cast module, at levels that cast weights; the first of several."""
+        return self._casts[0] if self._casts else None
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """What a forward pass runs in."""
-        if not self.level.autocasts:
-            return nullcontext()
-        # No weight cache: a weight cast under no_grad would be found again, without its graph, by a later forward.
-        return torch.autocast(self._device_type, dtype=self.level.half_dtype, cache_enabled=False)
+        return forward_context(self.level, self.device_type)
 
     def convert_input(self, data: Any) -> Any:
         """Casts a batch where the level does so."""
-        if self.level.casts_inputs and self.level.half_dtype is not None:
-            return cast_tree(data, self.level.half_dtype)
-        return data
+        return convert_input(self.level, data)
 
-    def agree_across_ranks(self) -> None:
-        """Makes rank 0's weights those of all ranks, to the last bit; the strategy has done so for the half weights."""
-        if self._cast is not None:
-            with torch.no_grad():
-                self._cast.broadcast_masters()
+    def agree_across_ranks(self, group: torch.distributed.ProcessGroup | None = None) -> None:
+        """Makes rank 0's weights those of all ranks, to the last bit; DDP has done so for the half weights."""
+        with torch.no_grad():
+            for cast in self._casts:
+                cast.broadcast_masters(group)
 
     # --- training -----------------------------------------------------------------------------------------------
 
     def adopt(self, optimizers: Iterable[Optimizer]) -> None:
         """Prepares for training with these optimizers; the module is on its device by now."""
-        self._optimizers = list(optimizers)
-        if self._cast is None:
+        optimizers = list(optimizers)
+        self._optimizers = WeakSet(optimizers)
+        if not self._casts:
             return
-        if self.level.master_weights:
-            for half in self._cast.halves():
-                self._cast.masters.of(half)  # follows its parameter to the device
-        else:
-            self._cast.drop_masters()
-        for optimizer in self._optimizers:
+        for cast in self._casts:
+            if self.level.master_weights:
+                for half in cast.halves():
+                    cast.masters.of(half)  # follows its parameter to the device
+            else:
+                cast.drop_masters()
+        for optimizer in optimizers:
             if _fused_within(optimizer) is not None:  # its state is fp32 by itself
                 continue
             if self.level.master_weights:
-                self._handles += _FP32StateKeeper().attach(optimizer)
+                self._handles += FP32StateKeeper().attach(optimizer)
             else:
-                _warn_of_vanishing_eps(optimizer)
-                _match_state(optimizer)
+                warn_of_vanishing_eps(optimizer)
+                match_state(optimizer)
 
     @property
     def steps_itself(self) -> bool:
@@ -224,64 +240,16 @@ def _fused_within(optimizer: Optimizer) -> FusedOptimizer | None:
     return optimizer if isinstance(optimizer, FusedOptimizer) else getattr(optimizer, "wrapped_fused", None)
 
 
-def _match_state(optimizer: Optimizer) -> None:
-    """Gives an optimizer's state its parameters' dtype, which torch's optimizers demand, after a cast."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            state = optimizer.state.get(param, {})
-            for name, value in state.items():
-                if isinstance(value, Tensor) and value.is_floating_point() and name != "step":
-                    state[name] = value.to(param.dtype)
+def forward_context(level: OptLevel, device_type: str) -> AbstractContextManager[Any]:
+    """What a forward pass at a level runs in."""
+    if not level.autocasts:
+        return nullcontext()
+    # No weight cache: a weight cast under no_grad would be found again, without its graph, by a later forward.
+    return torch.autocast(device_type, dtype=level.half_dtype, cache_enabled=False)
 
 
-class _FP32StateKeeper:
-    """Keeps the fp32 state of an optimizer of half parameters fp32 while it is loaded.
-
-    ``Optimizer.load_state_dict`` casts floating-point state to the parameter's dtype; 1e-9 becomes 0 in fp16.
-    """
-
-    def __init__(self) -> None:
-        self._saved: dict[str, Any] | None = None
-
-    def attach(self, optimizer: Optimizer) -> list[RemovableHandle]:
-        """Registers the hooks; on the inner optimizer of a wrapper that has none itself."""
-        if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
-            optimizer = getattr(optimizer, "optimizer", optimizer)
-        if not hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):
-            return []
-        return [
-            optimizer.register_load_state_dict_pre_hook(self.before),
-            optimizer.register_load_state_dict_post_hook(self.after),
-        ]
-
-    def before(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict
-
-    def after(self, optimizer: Optimizer) -> None:
-        saved, self._saved = self._saved, None
-        if saved is None:
-            return
-        for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-            for param, index in zip(group["params"], saved_group["params"], strict=True):
-                if param.dtype not in HALF:
-                    continue
-                for name, value in saved["state"].get(index, {}).items():
-                    if name != "step" and isinstance(value, Tensor) and value.is_floating_point():
-                        fp32 = value.detach().to(device=param.device, dtype=torch.float32, copy=True)
-                        optimizer.state[param][name] = fp32
-
-
-def _warn_of_vanishing_eps(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        eps = group.get("eps")
-        if (
-            isinstance(eps, float)
-            and eps > 0
-            and any(p.dtype is torch.float16 and torch.tensor(eps, dtype=p.dtype) == 0 for p in group["params"])
-        ):
-            warnings.warn(
-                f"{type(optimizer).__name__} with eps={eps:g} keeps its state in float16, where eps is 0, and will "
-                "divide by zero: use a fused optimizer of lightning_apex, whose state is fp32, or eps=1e-4.",
-                stacklevel=2,
-            )
-            return
+def convert_input(level: OptLevel, data: Any) -> Any:
+    """Casts a batch where a level does so."""
+    if level.casts_inputs and level.half_dtype is not None:
+        return cast_tree(data, level.half_dtype)
+    return data

@@ -88,44 +88,58 @@ class MasterWeights:
         Their ``grad`` is the parameter's, in fp32. On the way out the updated masters are rounded into the parameters.
         For optimizers that know nothing of masters; whatever happens inside, the groups are as before afterwards.
         """
-        pairs = [(p, self.of(p)) for group in optimizer.param_groups for p in group["params"] if p.dtype in HALF]
-        self.reconcile([param for param, _ in pairs])
-        versions = [param._version for param, _ in pairs]
-        for param, master in pairs:
-            if getattr(optimizer, "wrapped_fused", None) is None:  # which keeps its state as it was asked to
-                _widen(optimizer.state.get(param, {}), param)
-            master.requires_grad_(param.requires_grad)
-            master.grad = None if param.grad is None else param.grad.float()
-        _replace(optimizer, dict(pairs))
-        left: list[bool] = []  # whether parameters were found written
-
-        def leave(*_: Any) -> None:
-            if left:
-                return
-            left.append(any(p._version != version for (p, _), version in zip(pairs, versions, strict=True)))
-            _replace(optimizer, {master: param for param, master in pairs})
-            for _, master in pairs:
-                master.grad = None
-                master.requires_grad_(False)
-            if not left[0]:
-                self.write([param for param, _ in pairs])
-
-        handle = _before_post_hooks(optimizer, leave)
+        swap = MasterSwap(self, optimizer)
+        handle = before_post_hooks(optimizer, lambda *_: swap.leave())
         try:
             yield
         finally:
-            leave()
+            swap.leave()
             if handle is not None:
                 handle.remove()
-        if left[0]:
+        swap.check()
+
+
+class MasterSwap:
+    """Masters in their parameters' places in an optimizer, from now until `leave`; see `MasterWeights.swapped_into`."""
+
+    def __init__(self, masters: MasterWeights, optimizer: Optimizer) -> None:
+        halves = [p for group in optimizer.param_groups for p in group["params"] if p.dtype in HALF]
+        self._pairs = [(p, masters.of(p)) for p in halves]
+        self._masters, self._optimizer = masters, optimizer
+        self._bypassed: bool | None = None  # whether parameters were found written, once left
+        masters.reconcile(halves)
+        self._versions = [param._version for param in halves]
+        for param, master in self._pairs:
+            if getattr(optimizer, "wrapped_fused", None) is None:  # which keeps its state as it was asked to
+                widen_state(optimizer.state.get(param, {}), param)
+            master.requires_grad_(param.requires_grad)
+            master.grad = None if param.grad is None else param.grad.float()
+        _replace(optimizer, dict(self._pairs))
+
+    def leave(self) -> None:
+        """Puts the parameters back, with the updated masters rounded into them; again does nothing."""
+        if self._bypassed is not None:
+            return
+        pairs = self._pairs
+        self._bypassed = any(p._version != version for (p, _), version in zip(pairs, self._versions, strict=True))
+        _replace(self._optimizer, {master: param for param, master in pairs})
+        for _, master in pairs:
+            master.grad = None
+            master.requires_grad_(False)
+        if not self._bypassed:
+            self._masters.write([param for param, _ in pairs])
+
+    def check(self) -> None:
+        """Raises RuntimeError if the step went past the masters."""
+        if self._bypassed:
             raise RuntimeError(
-                f"{type(optimizer).__name__}.step() updated half parameters that its param_groups did not hold, past "
-                "their fp32 masters: let an optimizer that wraps another share its param_groups, or use O1 or O4."
+                f"{type(self._optimizer).__name__}.step() updated half parameters that its param_groups did not hold, "
+                "past their fp32 masters: let an optimizer that wraps another share its param_groups, or use O1 or O4."
             )
 
 
-def _before_post_hooks(optimizer: Optimizer, hook: Callable[..., None]) -> RemovableHandle | None:
-    """Runs a hook after the next step, before the user's own: these must meet parameters in their places."""
+def before_post_hooks(optimizer: Optimizer, hook: Callable[..., None]) -> RemovableHandle | None:
+    """Runs a hook after each step, before the user's own: these must meet parameters in their places."""
     if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a wrapper that never called Optimizer.__init__
         return None
     handle = optimizer.register_step_post_hook(hook)
@@ -133,7 +147,7 @@ def _before_post_hooks(optimizer: Optimizer, hook: Callable[..., None]) -> Remov
     return handle
 
 
-def _widen(state: dict[str, Any], half: Tensor) -> None:
+def widen_state(state: dict[str, Any], half: Tensor) -> None:
     """Makes fp32 of state that an optimizer created in its constructor, like its half parameter."""
     for name, value in state.items():
         if isinstance(value, Tensor) and value.dtype in HALF and value.shape == half.shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -101,14 +101,14 @@ class OptimizerStep:
                 if self._masters is None or param not in self._masters:
                     plain.append(param)
                 elif param.grad is not None and param.grad.is_sparse:
-                    _replace_grad(param, param.grad.coalesce().float())
+                    replace_grad(param, param.grad.coalesce().float())
                     plain.append(param)
                 else:
                     dense.append(param)
             if dense:
                 self._note(dense, self._widen(dense, inverse))
             if plain and inverse is not None:
-                grads = [_dense_values(p) for p in plain]
+                grads = [dense_values(p) for p in plain]
                 self._note(plain, ops.unscale_(grads, inverse))
         self._merge_flags()
         if self._max_norm:
@@ -190,17 +190,12 @@ class OptimizerStep:
         with torch.no_grad():
             flags = ops.copy_scaled_([local(grad) for grad in wide], [local(grad) for grad in half], inverse)
         for param, grad in zip(params, wide, strict=True):
-            _replace_grad(param, grad)
+            replace_grad(param, grad)
         return flags
 
     def _narrow(self) -> None:
         """After the step gradients have their parameters' dtype again, as DDP and accumulation expect."""
-        for param in self.params:
-            grad = param.grad
-            if grad is not None and grad.dtype is not param.dtype:
-                param.grad = None
-                match_grad_dtype(param)
-                param.grad = grad.to(param.dtype)
+        narrow_gradients(self.params)
 
     def _params_by_place(self) -> dict[Place, list[Tensor]]:
         groups: dict[Place, list[Tensor]] = {}
@@ -211,7 +206,7 @@ class OptimizerStep:
 
     def _by_place(self) -> dict[Place, list[Tensor]]:
         groups = self._params_by_place()
-        return {place: [_dense_values(p) for p in params] for place, params in groups.items()}
+        return {place: [dense_values(p) for p in params] for place, params in groups.items()}
 
     def _sum_of_squares(self, groups: dict[Place, list[Tensor]], note: bool = False) -> Tensor:
         total: Tensor | None = None
@@ -265,14 +260,24 @@ def _has_step_pre_hooks(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None) or _global_optimizer_pre_hooks)
 
 
-def _replace_grad(param: Tensor, grad: Tensor) -> None:
+def narrow_gradients(params: Iterable[Tensor]) -> None:
+    """Gives gradients their parameters' dtype again."""
+    for param in params:
+        grad = param.grad
+        if grad is not None and grad.dtype is not param.dtype:
+            param.grad = None
+            match_grad_dtype(param)
+            param.grad = grad.to(param.dtype)
+
+
+def replace_grad(param: Tensor, grad: Tensor) -> None:
     """Sets a gradient of another dtype than the parameter's."""
     param.grad = None
     param.grad_dtype = None  # any
     param.grad = grad
 
 
-def _dense_values(param: Tensor) -> Tensor:
+def dense_values(param: Tensor) -> Tensor:
     """The memory that holds a gradient's values; a sparse gradient is coalesced first."""
     grad = param.grad
     assert grad is not None
