@@ -15,8 +15,9 @@ import torch
 from benchmarks import gpu_family, shapes
 from benchmarks.common import Contender, Options, Race, Result, parse_options, race
 from benchmarks.contenders import FOREACH, FUSED, OURS, Buffers, adamw, master_tails, scaled_tails
+from benchmarks.family import ROOF
 from benchmarks.models import Task, image_task, language_task
-from benchmarks.optimizers import ROOF, STEP_BYTES, Goals
+from benchmarks.optimizers import STEP_BYTES, Goals
 from benchmarks.report import Report
 from benchmarks.training import AUTOCAST, AUTOCAST_FP16, FP32, PURE, LevelStep, torch_step
 

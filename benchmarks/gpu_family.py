@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from benchmarks.common import Contender
 from benchmarks.contenders import OURS, Buffers
+from benchmarks.peers import Peer
 from lightning_apex import optimizers
-
-
-@dataclass(frozen=True)
-class Peer:
-    """An optimizer class of another package, and the arguments that make it do the same work."""
-
-    module: str
-    kind: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    def make(self, params: Sequence[nn.Parameter]) -> Optimizer | None:
-        try:
-            kind = getattr(importlib.import_module(self.module), self.kind)
-        except (ImportError, AttributeError):
-            return None
-        optimizer: Optimizer = kind(params, **self.arguments)
-        return optimizer
 
 
 @dataclass(frozen=True)
