@@ -193,7 +193,7 @@ class Options:
 def parse_options(doc: str | None, rows: Sequence[str], argv: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=doc, epilog=f"rows: {', '.join(rows)}")
     parser.add_argument(
-        "--rows", nargs="+", default=[], metavar="ROW", help="only rows whose name contains one of these"
+        "--rows", "--only", nargs="+", default=[], metavar="ROW", help="only rows whose name contains one of these"
     )
     parser.add_argument("--rounds", type=int, default=15, help="timings of each contender (default: 15)")
     parser.add_argument("--quick", action="store_true", help="3 rounds on small tensors: shows that it runs, no more")

@@ -23,19 +23,25 @@ _ADAM: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight
 
 
 class Buffers:
-    """fp32 parameters, gradients and two moments, shared by every contender of a row.
+    """fp32 parameters, gradients and two moments (if they have some), shared by every contender of a row.
 
     Sharing saves memory, and gives everybody the same pages.
     """
 
     def __init__(
-        self, shapes: Shapes, device: str = "cpu", channels_last: bool = False, grad_scale: float = 1.0
+        self,
+        shapes: Shapes,
+        device: str = "cpu",
+        channels_last: bool = False,
+        grad_scale: float = 1.0,
+        moments: bool = True,
     ) -> None:
         torch.manual_seed(0)
         self.params = [nn.Parameter(_random(shape, 0.1, device, channels_last)) for shape in shapes]
         self.grads = [_random(shape, 1e-3 * grad_scale, device, channels_last) for shape in shapes]
-        self.first = [torch.zeros_like(p, requires_grad=False) for p in self.params]
-        self.second = [torch.full_like(p, 1e-6, requires_grad=False) for p in self.params]
+        lends = self.params if moments else []
+        self.first = [torch.zeros_like(p, requires_grad=False) for p in lends]
+        self.second = [torch.full_like(p, 1e-6, requires_grad=False) for p in lends]
         self.hand_out(self.grads)
 
     @property

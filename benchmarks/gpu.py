@@ -8,14 +8,16 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
-from benchmarks import shapes
+from benchmarks import gpu_family, shapes
 from benchmarks.common import Contender, Options, Race, Result, parse_options, race
 from benchmarks.contenders import FOREACH, FUSED, OURS, Buffers, adamw, master_tails, scaled_tails
+from benchmarks.family import ROOF
 from benchmarks.models import Task, image_task, language_task
-from benchmarks.optimizers import ROOF, STEP_BYTES, Goals
+from benchmarks.optimizers import STEP_BYTES, Goals
 from benchmarks.report import Report
 from benchmarks.training import AUTOCAST, AUTOCAST_FP16, FP32, PURE, LevelStep, torch_step
 
@@ -63,6 +65,19 @@ def step_device(row: str, chosen: shapes.Shapes, report: Report) -> None:
     )
 
 
+def family_device(row: str, report: Report, name: str, chosen: shapes.Shapes) -> None:
+    from benchmarks.gpu_roofline import FlatTraffic
+
+    buffers = Buffers(chosen, "cuda")
+    ways = gpu_family.contenders(name, buffers)
+    roof = Contender(ROOF, FlatTraffic(sum(p.numel() for p in buffers.params)))
+    result = device_race([roof, *ways], report.options)
+    moved = gpu_family.FAMILIES[name].bytes_moved
+    share = result.ratio(ROOF, OURS, moved / STEP_BYTES)
+    peers = [over(row, result, way.name) for way in ways if way.name != OURS]
+    report.add(row, result, Result(row, f"of roofline at {moved} B", share), *peers)
+
+
 def step_wall(row: str, chosen: shapes.Shapes, report: Report, goals: Goals | None) -> None:
     result = wall_race(adamw(Buffers(chosen, "cuda"), (OURS, FUSED, FOREACH)), report.options)
     report.add(row, result, over(row, result, FUSED, goals), over(row, result, FOREACH))
@@ -101,7 +116,10 @@ def rows(quick: bool) -> dict[str, Row]:
     resnet = shapes.small(20, 1000) if quick else shapes.resnet50()
     gpt = shapes.small(5, 100_000) if quick else shapes.gpt2_small()
     few = shapes.small(161, 4096)
+    many = shapes.small(1000 if quick else 10_000, 1000)
     return {
+        **{f"device: {name} GPT-2": partial(family_device, name=name, chosen=gpt) for name in gpu_family.FAMILIES},
+        "wall: AdamW 10000 x 1000": lambda row, report: step_wall(row, many, report, (3.0, 8.0)),
         "device: AdamW GPT-2": lambda row, report: step_device(row, gpt, report),
         "device: AdamW ResNet-50": lambda row, report: step_device(row, resnet, report),
         "wall: AdamW GPT-2": lambda row, report: step_wall(row, gpt, report, None),

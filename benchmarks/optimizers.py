@@ -1,25 +1,27 @@
-"""Optimizer steps and their tails on the CPU: ours, torch's, and the memory roofline.
+"""Optimizer steps and their tails on the CPU: ours, torch's, other packages' and the memory roofline.
 
 `python -m benchmarks.optimizers`, from the repository's root.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks import shapes
+from benchmarks import family, shapes
 from benchmarks.common import Contender, Options, Race, Result, parse_options, race
-from benchmarks.contenders import DEFAULT, FOREACH, FUSED, OURS, Buffers, adamw, master_tails, scaled_tails
+from benchmarks.contenders import DEFAULT, FUSED, OURS, Buffers, adamw, master_tails, scaled_tails
+from benchmarks.family import ROOF
 from benchmarks.report import Report
-from benchmarks.roofline import traffic
+from benchmarks.roofline import Stream, traffic
 
-ROOF = "roofline"
 STEP_BYTES = 28  # an element, fp32 AdamW: parameter and two moments read and written, gradient read
 Goals = tuple[float, float]
+Row = Callable[[str, Report], None]
 
 
 def models(options: Options) -> dict[str, shapes.Shapes]:
@@ -29,7 +31,9 @@ def models(options: Options) -> dict[str, shapes.Shapes]:
 
 
 def roofline(buffers: Buffers, options: Options) -> Contender:
-    return Contender(ROOF, traffic(buffers.params, buffers.grads, buffers.moments, options.threads))
+    written = (buffers.params, *buffers.moments)
+    sweep = [Stream(buffers.grads), *(Stream(tensors, written=True) for tensors in written)]
+    return Contender(ROOF, traffic([sweep], options.threads))
 
 
 def over(row: str, result: Race, peer: str, goals: Goals | None = None) -> Result:
@@ -41,20 +45,6 @@ def of_roofline(row: str, result: Race, bytes_moved: int, goals: Goals | None = 
     must, stretch = goals or (None, None)
     share = result.ratio(ROOF, OURS, bytes_moved / STEP_BYTES)
     return Result(row, f"of roofline at {bytes_moved} B", share, must, stretch)
-
-
-def fp32_step(row: str, model: str, report: Report, fused_goals: Goals) -> None:
-    buffers = Buffers(models(report.options)[model])
-    contenders = [roofline(buffers, report.options), *adamw(buffers, (OURS, FUSED, DEFAULT, FOREACH))]
-    result = race(contenders, report.options.rounds)
-    report.add(
-        row,
-        result,
-        of_roofline(row, result, STEP_BYTES, (0.97, 1.0)),
-        over(row, result, FUSED, fused_goals),
-        over(row, result, DEFAULT, (3.5, 4.1)),
-        over(row, result, FOREACH, (4.0, 4.5)),
-    )
 
 
 def channels_last(row: str, report: Report) -> None:
@@ -113,9 +103,36 @@ def master_tail(row: str, model: str, report: Report) -> None:
     )
 
 
-ROWS: dict[str, Callable[[str, Report], None]] = {
-    "AdamW fp32 ResNet-50": lambda row, report: fp32_step(row, "ResNet-50", report, (1.3, 1.45)),
-    "AdamW fp32 GPT-2": lambda row, report: fp32_step(row, "GPT-2", report, (1.25, 1.35)),
+SLOW_ROUNDS = 7  # where peers take seconds
+
+
+def of_family(way: Callable[..., None], name: str, model: str) -> Row:
+    """A row of benchmarks/family.py."""
+
+    def run(row: str, report: Report) -> None:
+        rounds = report.options.rounds
+        way(row, name, models(report.options)[model], report, min(rounds, SLOW_ROUNDS) if model == "GPT-2" else rounds)
+
+    return run
+
+
+def ten_thousand(name: str) -> Row:
+    def run(row: str, report: Report) -> None:
+        tensors = 100 if report.options.quick else 10_000
+        family.many(row, name, shapes.mixed(tensors), report, report.options.rounds)
+
+    return run
+
+
+WAYS = {"fp32": family.fp32, "bf16 + masters": family.masters, "bf16 states": family.half_states}
+ROWS: dict[str, Row] = {
+    **{
+        f"{name} {kind} {model}": of_family(way, name, model)
+        for kind, way in WAYS.items()
+        for name in family.FAMILIES
+        for model in ("ResNet-50", "GPT-2")
+    },
+    **{f"{name} 10000 small tensors": ten_thousand(name) for name in family.FAMILIES},
     "AdamW fp32 channels_last": channels_last,
     "AdamW fp32 busy cores": busy_cores,
     "AdamW fp32 161 x 4096": lambda row, report: many_small(row, 161, 4096, report),
@@ -133,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row, run in ROWS.items():
         if options.wants(row):
             run(row, report)
+            gc.collect()  # hundreds of MB
     report.close()
     return 0
 

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 _SOURCE = Path(__file__).with_name("roofline.cpp")
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-ffp-contract=fast", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 
 
 @functools.cache
@@ -32,17 +33,50 @@ def _library() -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
-def traffic(
-    params: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[Sequence[Tensor]], threads: int
-) -> Callable[[], None]:
-    """A call that reads and writes these fp32 tensors once; their values drift but stay finite."""
+@dataclass
+class Stream:
+    """A list of tensors that a sweep over memory reads, and writes in place if `written`."""
+
+    tensors: Sequence[Tensor]
+    written: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """What it moves for an element."""
+        return self.tensors[0].element_size() * (2 if self.written else 1)
+
+
+Sweep = Sequence[Stream]
+
+
+def bytes_of(sweeps: Sequence[Sweep]) -> int:
+    """What the sweeps move for an element."""
+    return sum(stream.bytes for sweep in sweeps for stream in sweep)
+
+
+def traffic(sweeps: Sequence[Sweep], threads: int) -> Callable[[], None]:
+    """A call that makes the sweeps, one after the other, and leaves every value as it is."""
     function = _library().traffic
-    function.restype = None
-    lists = [_addresses(tensors) for tensors in (params, grads, *moments)]
-    sizes = (ctypes.c_int64 * len(params))(*[p.numel() for p in params])
-    count = ctypes.c_int64(len(params))
-    return lambda: function(*lists, sizes, count, ctypes.c_int(threads))
+    function.restype = ctypes.c_uint64
+    streams = [stream for sweep in sweeps for stream in sweep]
+    addresses = [t.data_ptr() for stream in streams for t in stream.tensors]
+    arguments = (
+        (ctypes.c_void_p * len(addresses))(*addresses),
+        _integers([stream.tensors[0].element_size() for stream in streams]),
+        _integers([stream.written for stream in streams]),
+        _integers([len(sweep) for sweep in sweeps]),
+        ctypes.c_int64(len(sweeps)),
+        _integers([t.numel() for t in streams[0].tensors]),
+        ctypes.c_int64(len(streams[0].tensors)),
+        ctypes.c_int(threads),
+        ctypes.c_uint64(0),
+    )
+
+    def run() -> None:
+        function(*arguments)
+
+    return run
 
 
-def _addresses(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors])
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)

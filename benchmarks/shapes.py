@@ -26,6 +26,12 @@ def gpt2_small() -> Shapes:
     return [(50257, d), (1024, d), *(block * 12), (d,), (d,)]
 
 
+def mixed(tensors: int) -> Shapes:
+    """Tensors of 1 to 1000 elements, as many small as large."""
+    sizes = (1, 3, 10, 32, 100, 317, 1000)
+    return [(sizes[i % len(sizes)],) for i in range(tensors)]
+
+
 def small(tensors: int, elements: int) -> Shapes:
     """Many tensors in which a step's cost is not bytes."""
     return [(elements,)] * tensors

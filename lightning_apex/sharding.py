@@ -46,12 +46,15 @@ class Sharding:
             values.copy_(both[0].masked_fill(both[1] > 0, math.nan))
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Tensors of one place can be given to a kernel together.
 Place = tuple[torch.device, Sharding | None]
 
 
 def is_spread(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor."""
+    if type(tensor) in _PLAIN:
+        return False
     # Nobody has one who has not imported its module, which takes long.
     module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)

@@ -164,7 +164,7 @@ class OptimizerStep:
         scale = self._scaler.scale_on(device) if self._scaler.is_enabled() else None
         self.norm, factor = ops.step_factors(sum_of_squares, flags_on_device, scale, self._max_norm, found_inf)
         if scale is not None:
-            self.found_inf = self._agreed(found_inf)
+            self.found_inf = _agreed(found_inf, groups)
         return StepInputs(self._masters, factor, self.found_inf, sum_of_squares)
 
     def was_skipped(self) -> bool:
@@ -220,13 +220,6 @@ class OptimizerStep:
                 self.nonfinite.append((params[place], flags))
         return torch.zeros((), dtype=torch.float64) if total is None else total
 
-    def _agreed(self, found_inf: Tensor) -> Tensor:
-        """What any process has found in its shards is found by all."""
-        for _, sharding in self._params_by_place():
-            if sharding is not None:
-                sharding.all_reduce_(found_inf, "max")
-        return found_inf
-
     def _note(self, params: list[Tensor], flags: Tensor) -> None:
         if self._scaler.is_enabled():
             self.nonfinite.append((params, flags))
@@ -237,7 +230,7 @@ class OptimizerStep:
             known = self.found_inf
             self.found_inf = found if known is None else torch.maximum(known, found.to(known.device))
         if self.found_inf is not None:
-            self.found_inf = self._agreed(self.found_inf)
+            self.found_inf = _agreed(self.found_inf, self._params_by_place())
 
 
 class _PositionIn:
@@ -252,6 +245,14 @@ class _PositionIn:
                 if other is param:
                     return f"parameter {i} of group {g}"
         return "a parameter of no group"
+
+
+def _agreed(found_inf: Tensor, places: Iterable[Place]) -> Tensor:
+    """What any process has found in its shards is found by all."""
+    for _, sharding in places:
+        if sharding is not None:
+            sharding.all_reduce_(found_inf, "max")
+    return found_inf
 
 
 def _has_step_pre_hooks(optimizer: Optimizer) -> bool:

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "device.h"
@@ -55,8 +56,7 @@ class TensorLister {
     if (chunks == 0) return;
     counts_ |= once_a_tensor_ && chunks > 1;
     TensorEntry<kPointers>& entry = entries_.emplace_back();
-    // 2^31 chunks are 32 TB of the smallest elements.
-    entry.head = {numel, position, int32_t(chunks_)};
+    entry.head = {numel, position, int32_t(chunks_)};  // 2^31 chunks would be 70 TB of halves
     for (int k = 0; k < kPointers; ++k) entry.data[k] = const_cast<void*>(data[k]);
     chunks_ += chunks;
   }

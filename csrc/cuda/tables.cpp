@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <list>
@@ -86,7 +87,7 @@ Kept make(int device, Stream stream, const HostTable& host) {
 }  // namespace
 
 struct Tables::Held {
-  std::list<Tensor> graphs;  // memory that belongs to the graph in the making
+  std::vector<Tensor> memory;  // until the launches are queued, or for the graph in the making
   int exceptions = std::uncaught_exceptions();
 };
 
@@ -104,30 +105,37 @@ Tables::~Tables() {
 DeviceTable Tables::find(const HostTable& table) {
   const std::lock_guard lock(store().mutex);
   auto& tables = store().tables;
-  for (auto i = tables.begin(); i != tables.end(); ++i) {
-    if (!i->is(device_, stream_, table)) continue;
-    tables.splice(tables.begin(), tables, i);
-    return tables.front().table;
-  }
-  tables.push_front(make(device_, stream_, table));
-  if (tables.size() > kKept) tables.pop_back();  // to be used again only after the kernels that this stream has queued
+  const auto found =
+      std::find_if(tables.begin(), tables.end(), [&](const Kept& kept) { return kept.is(device_, stream_, table); });
+  if (found != tables.end())
+    tables.splice(tables.begin(), tables, found);
+  else
+    tables.push_front(make(device_, stream_, table));
+  // What is let go is used again only after the kernels that its stream has queued by then.
+  if (tables.size() > kKept) tables.pop_back();
+  held_->memory.push_back(tables.front().memory);
   return tables.front().table;
 }
 
 uint32_t* Tables::zeros(int n) {
-  if (captured_) {
-    held_->graphs.push_back(at::zeros({n}, on(device_, at::kInt)));
-    return static_cast<uint32_t*>(held_->graphs.back().mutable_data_ptr());
-  }
-  TORCH_INTERNAL_ASSERT(n <= kZeros);
   const std::lock_guard lock(store().mutex);
   auto& zeros = store().zeros;
-  for (const Zeros& z : zeros)
-    if (z.device == device_ && same_stream(z.stream, stream_))
-      return static_cast<uint32_t*>(z.memory.mutable_data_ptr());
-  zeros.push_front({device_, stream_, at::zeros({kZeros}, on(device_, at::kInt))});
-  if (zeros.size() > kKept) zeros.pop_back();
-  return static_cast<uint32_t*>(zeros.front().memory.mutable_data_ptr());
+  const auto found = std::find_if(zeros.begin(), zeros.end(), [&](const Zeros& z) {
+    return z.device == device_ && same_stream(z.stream, stream_);
+  });
+  Tensor memory;
+  if (captured_) {
+    memory = at::zeros({n}, on(device_, at::kInt));
+  } else if (found != zeros.end()) {
+    memory = found->memory;
+  } else {
+    memory = at::zeros({kZeros}, on(device_, at::kInt));
+    zeros.push_front({device_, stream_, memory});
+    if (zeros.size() > kKept) zeros.pop_back();
+  }
+  TORCH_INTERNAL_ASSERT(n <= memory.numel());
+  held_->memory.push_back(memory);
+  return static_cast<uint32_t*>(memory.mutable_data_ptr());
 }
 
 }  // namespace lightning_apex

@@ -17,8 +17,9 @@ struct EntryHead {
   int32_t first_chunk;  // ascending in a table, from 0
 };
 
-__host__ __device__ inline int64_t chunks_of(int64_t numel, int chunk_size, bool for_empty) {
-  return numel == 0 && for_empty ? 1 : (numel + chunk_size - 1) / chunk_size;
+// How many blocks a tensor takes; `once_a_tensor`: at least one.
+__host__ __device__ inline int64_t chunks_of(int64_t numel, int chunk_size, bool once_a_tensor) {
+  return numel == 0 && once_a_tensor ? 1 : (numel + chunk_size - 1) / chunk_size;
 }
 
 // A list as the host has it.

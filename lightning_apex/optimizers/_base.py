@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,43 +14,13 @@ from torch.optim.optimizer import ParamsT
 
 from lightning_apex import ops
 from lightning_apex.optimizers._checks import check_number
+from lightning_apex.optimizers._inputs import GroupWork, StepInputs
 from lightning_apex.optimizers._plan import GroupPlan
-from lightning_apex.sharding import Place
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
 
 _ROWS: dict[str, dict[str, Any]] = {row["name"]: row for row in ops.optimizer_table()}
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """What a mixed-precision engine hands a fused optimizer for one step.
-
-    Attributes:
-        masters: Masters of the half parameters; ``None`` to update half parameters directly.
-        multiplier: fp32 0-dim factor for every gradient, such as ``clip / scale``; ``None`` for 1.
-        found_inf: fp32; where it is not 0 the step changes nothing.
-        sum_of_squares: float64 0-dim, of all gradients before the multiplier; ``None`` if nobody has measured it.
-    """
-
-    masters: MasterWeights | None = None
-    multiplier: Tensor | None = None
-    found_inf: Tensor | None = None
-    sum_of_squares: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class GroupWork:
-    """What an update of a group is about: its row of the kernel table, its gradients and its plan."""
-
-    row: dict[str, Any]
-    grads: list[Tensor | None]
-    plan: GroupPlan
-
-    def by_place(self) -> Iterator[tuple[Place, list[Tensor]]]:
-        """The gradients, as this process has them."""
-        return ((bucket.place, bucket.grads(self.grads)) for bucket in self.plan.buckets)
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

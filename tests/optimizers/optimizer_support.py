@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from cases import F32, TOLERANCES
+from cases import F32, TOLERANCES, same_bits
 from reference_optimizer import Reference
 from torch import Tensor, nn
 
@@ -118,6 +118,15 @@ def compare(a: torch.optim.Optimizer, b: torch.optim.Optimizer, states: bool = T
                     if p not in a.state and b.state[q]["step"] == 0:
                         continue  # torch's Adagrad makes state before there is a gradient
                     close(a.state[p][name], expected, f"{name} of parameter {i}")
+
+
+def assert_same_state(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> None:
+    """Parameters and all state are the same bits."""
+    for p, q in zip(params_of(a), params_of(b), strict=True):
+        assert same_bits(p, q)
+        assert a.state[p].keys() == b.state[q].keys()
+        for name, value in a.state[p].items():
+            assert same_bits(value, b.state[q][name]), name
 
 
 def run(a: torch.optim.Optimizer, b: torch.optim.Optimizer, steps: Iterable[int] = range(5), **kwargs: Any) -> None:
