@@ -36,16 +36,11 @@ class Recomputing(Sgd):
 
 
 class Frozen(Sgd):
-    """Its BatchNorm stays in evaluation mode, with frozen weights, whatever Lightning does."""
+    """Its BatchNorm is in evaluation mode, with frozen weights: Lightning keeps the modes it finds."""
 
     def __init__(self):
         super().__init__()
-        self.net[1].requires_grad_(False)
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.net[1].eval()
-        return self
+        self.net[1].eval().requires_grad_(False)
 
 
 def run(rank, level, kind="Sgd", callback=None, epochs=1, compiled=False):
