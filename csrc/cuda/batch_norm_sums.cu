@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kBatchNormThreads)
       sum_x += S(dy.v[k]) * (S(x.v[k]) - mean);
     }
   });
-  const double all = block_sum(double(sum)), all_x = block_sum(double(sum_x));
+  const double all = block_reduce(double(sum), Sum()), all_x = block_reduce(double(sum_x), Sum());
   if (threadIdx.x != 0) return;
   to.dy_parts[share.part * split.shape.channels + share.channel] = all;
   to.dy_x_parts[share.part * split.shape.channels + share.channel] = all_x;

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lightning_apex import _batch_norm_ops as kernels
+from lightning_apex import ops
 from lightning_apex.parallel._collectives import SumOverRanks, all_gather, local_statistics
 
 
@@ -31,12 +31,12 @@ class BatchNormFunction(Function):
         input = dense(input)
         total: Tensor | None = None
         if group is None:
-            out, mean, invstd = kernels.batch_norm_forward(
+            out, mean, invstd = ops.batch_norm_forward(
                 input, weight, bias, running_mean, running_var, eps, momentum, z, relu
             )
         else:
             mean, invstd, total = _shared_statistics(input, running_mean, running_var, eps, momentum, group)
-            out = kernels.batch_norm_apply(input, mean, invstd, weight, bias, z, relu)
+            out = ops.batch_norm_apply(input, mean, invstd, weight, bias, z, relu)
         if batches_tracked is not None:
             # With the statistics, and here: activation checkpointing may end a forward pass where tensors are saved.
             batches_tracked.add_(1)
@@ -90,12 +90,12 @@ def _shared_statistics(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, 1 / standard deviation, and the number of values, over all ranks; moves the running statistics."""
     count, channels = values_per_channel(input), input.size(1)
-    gathered = all_gather(local_statistics(*kernels.batch_norm_stats(input), count), group)
+    gathered = all_gather(local_statistics(*ops.batch_norm_stats(input), count), group)
     counts = gathered[:, -1]
     if count < 2:  # only then can there be one value in all; elsewhere nobody waits for the device
         refuse_single_value(int(counts.sum()), input.shape, len(counts))
     means, m2s = gathered[:, :channels], gathered[:, channels:-1]
-    return kernels.batch_norm_combine(means, m2s, counts, eps, momentum, running_mean, running_var)
+    return ops.batch_norm_combine(means, m2s, counts, eps, momentum, running_mean, running_var)
 
 
 def _gradients(
@@ -112,11 +112,11 @@ def _gradients(
     masks_z = needs_z and out is not None
     grad_input = masked = sums = None
     if needs_input and ctx.group is None:
-        grad_input, masked, sum_dy, sum_dy_xhat = kernels.batch_norm_backward(
+        grad_input, masked, sum_dy, sum_dy_xhat = ops.batch_norm_backward(
             grad_out, input, out, mean, invstd, weight, masks_z
         )
     else:
-        sum_dy, sum_dy_xhat = kernels.batch_norm_backward_reduce(grad_out, input, out, mean, invstd)
+        sum_dy, sum_dy_xhat = ops.batch_norm_backward_reduce(grad_out, input, out, mean, invstd)
     if needs_input and ctx.group is not None:
         sums = SumOverRanks(torch.stack((sum_dy, sum_dy_xhat)), ctx.group)
     # Of this rank alone, as DDP averages them; and made while the sums travel.
@@ -124,7 +124,7 @@ def _gradients(
     grad_bias = sum_dy.to(ctx.bias_dtype) if needs_bias else None
     if sums is not None:
         sum_dy, sum_dy_xhat = sums.wait()
-        grad_input, masked = kernels.batch_norm_backward_apply(
+        grad_input, masked = ops.batch_norm_backward_apply(
             grad_out, input, out, mean, invstd, weight, sum_dy, sum_dy_xhat, cast("Tensor", total), masks_z
         )
     if masks_z and masked is None:  # z needs a gradient, and the input does not

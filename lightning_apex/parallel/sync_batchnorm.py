@@ -152,8 +152,8 @@ class SyncBatchNorm(_BatchNorm):
             mean = var = None
         out = F.batch_norm(input, mean, var, weight, bias, by_batch, momentum, self.eps)
         if z is not None:
-            out = out + z
-        return F.relu(out) if self.fuse_relu else out
+            out.add_(z)
+        return out.relu_() if self.fuse_relu else out
 
     def _update_weight(self) -> float:
         """The weight of this batch in the running statistics."""
