@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from lightning_apex.amp import context as contexts
 from lightning_apex.amp import stepping
 from lightning_apex.amp.arguments import (
+    check_enabled,
     check_loss_id,
     checked_models,
     checked_optimizers,
@@ -96,6 +97,7 @@ def initialize(
         ValueError: If a model cannot be cast or another argument is invalid; nothing has changed then.
         TypeError: If a model is no module or an optimizer is none.
     """
+    check_enabled(enabled)
     model_list, optimizer_list = checked_models(models), checked_optimizers(optimizers)
     result = models if optimizers is None else (models, optimizers)
     if not enabled:

@@ -133,7 +133,7 @@ def test_optimizers_that_count_steps_in_their_groups_or_themselves():
     for level in ("O1", "O2"):
         model = net()
         made = Counting([{"params": list(model.parameters()), "count": torch.zeros(())}], lr=0.1)
-        model, made = amp.initialize(model, made, level, half_dtype="bfloat16", verbosity=0)
+        model, made = amp.initialize(model, made, opt_level=level, half_dtype="bfloat16", verbosity=0)
         for factor in (1.0, INF, 1.0):
             step(model, made, factor=factor)
         assert made.param_groups[0]["step"] == 2 and made.param_groups[0]["count"] == 2
