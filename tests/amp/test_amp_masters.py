@@ -309,6 +309,11 @@ def test_hooks_of_the_user_meet_unscaled_gradients_and_updated_parameters(level)
         backward(model, made)
         made.step()
         assert torch.equal(seen["grad"].float(), inside)
+        weight = seen["weight"]
+        backward(model, made, factor=float("inf"))
+        made.step()  # skipped, but the hooks run
+        assert not seen["grad"].isfinite().all()
+        assert torch.equal(seen["weight"], weight)
         assert torch.equal(seen["weight"], model[0].weight) and seen["weight"].dtype is model[0].weight.dtype
 
 
