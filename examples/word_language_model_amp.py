@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         opt_level=options.opt_level,
         half_dtype="bfloat16" if device.type == "cpu" and options.opt_level in ("O1", "O2", "O3") else None,
     )
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.25, patience=0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.25, patience=1)
     print(f"{train.numel():,} words to learn from, {words:,} different")
     first = evaluate(model, valid, options.bptt)
     print(f"epoch 0  validation perplexity {math.exp(first):.0f}")
@@ -124,15 +124,15 @@ def in_columns(numbers: Tensor, count: int) -> Tensor:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--opt-level", default="O1", choices=("O0", "O1", "O2", "O3", "O4", "O5"))
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--bptt", type=int, default=35, help="words in a sequence")
     parser.add_argument("--words", type=int, default=2000, help="size of the vocabulary")
     parser.add_argument("--length", type=int, default=80_000, help="words of text")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--clip", type=float, default=0.25, help="norm of the gradients at most")
+    parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradients at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fast", action="store_true", help="two epochs on a fifth of the text")
     options = parser.parse_args(argv)

@@ -123,7 +123,9 @@ class MasterSwap:
         pairs = self._pairs
         self._bypassed = any(p._version != version for (p, _), version in zip(pairs, self._versions, strict=True))
         _replace(self._optimizer, {master: param for param, master in pairs})
-        for _, master in pairs:
+        for param, master in pairs:
+            if master.grad is None:  # cleared meanwhile
+                param.grad = None
             master.grad = None
             master.requires_grad_(False)
         if not self._bypassed:

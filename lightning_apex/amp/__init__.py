@@ -10,7 +10,15 @@
 """
 
 from lightning_apex.amp.forward import disable_casts
-from lightning_apex.amp.frontend import autocast, initialize, load_state_dict, master_params, scale_loss, state_dict
+from lightning_apex.amp.frontend import (
+    autocast,
+    hold_schedulers,
+    initialize,
+    load_state_dict,
+    master_params,
+    scale_loss,
+    state_dict,
+)
 from lightning_apex.amp.functions import (
     bfloat16_function,
     float_function,
@@ -28,6 +36,7 @@ __all__ = [
     "disable_casts",
     "float_function",
     "half_function",
+    "hold_schedulers",
     "initialize",
     "load_state_dict",
     "master_params",

@@ -17,6 +17,14 @@ _TEXT_BOOLS = {"True": True, "False": False}
 _WRAPPERS = ("FullyShardedDataParallel", "DeepSpeedEngine", "FSDPModule")
 
 
+def check_enabled(enabled: Any) -> None:
+    """Raises ValueError for what is no bool; the opt level stands in fourth place."""
+    if not isinstance(enabled, int):  # a flag may be 0 or 1
+        is_level = isinstance(enabled, str) and enabled in LEVELS
+        hint = f": write opt_level={enabled!r}" if is_level else ": use True or False"
+        raise ValueError(f"enabled={enabled!r} is no bool{hint}.")
+
+
 def checked_models(models: Any) -> list[nn.Module]:
     """The models as a list.
 

@@ -103,10 +103,15 @@ class Context:
             for gradients in all_gradients:
                 gradients.cancel()
             raise
-        found = [f for f in [gradients.end(scale, delay) for gradients in all_gradients] if f is not None]
+        local = self._in_no_sync()
+        found = [f for f in [gradients.end(scale, delay, local) for gradients in all_gradients] if f is not None]
         for gradients in all_gradients:  # an overflow skips the steps of all optimizers of the loss
             for found_inf in found:
                 gradients.note(found_inf)
+
+    def _in_no_sync(self) -> bool:
+        """Whether DDP leaves gradients to be exchanged with those of a later backward pass."""
+        return any(hooks.local for hooks in map(forward.hooks_of, self.models) if hooks is not None)
 
     def heal(self) -> None:
         """Mends what an exception, or an interrupted notebook cell, has left open."""
@@ -114,6 +119,10 @@ class Context:
             hooks = forward.hooks_of(model)
             if hooks is not None:
                 hooks.heal()
+        self.heal_steps()
+
+    def heal_steps(self) -> None:
+        """Mends what a step that raised has left open, before anybody uses the parameters."""
         for optimizer in self._optimizers:
             step = stepping.hooks_of(optimizer)
             if step is not None:

@@ -40,6 +40,7 @@ class ForwardHooks:
     def _begin(self) -> None:
         self._open: dict[int, list[Any]] = {}  # by thread: DataParallel runs copies that share this object
         self._agreed: ref[nn.Module] | None = None
+        self.local = False  # whether gradients of the last forward pass stay on this rank for now
 
     def attach(self, module: nn.Module) -> list[RemovableHandle]:
         """Registers the hooks, the outermost of a model."""
@@ -61,13 +62,16 @@ class ForwardHooks:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The forward pre-hook."""
-        self._agree_with_other_ranks()
+        context = self.context
+        if context is not None:
+            context.heal_steps()
+            self._look_at_ddp(context)
         device = next((p.device.type for p in module.parameters()), "cpu")
         casts = self._level.casts_weights or not _casts_disabled.get()
-        context = forward_context(self._level, device) if casts else None
-        self._open.setdefault(threading.get_ident(), []).append(context)
-        if context is not None:
-            context.__enter__()
+        inside = forward_context(self._level, device) if casts else None
+        self._open.setdefault(threading.get_ident(), []).append(inside)
+        if inside is not None:
+            inside.__enter__()
         return convert_input(self._level, args), convert_input(self._level, kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -87,11 +91,12 @@ class ForwardHooks:
             if context is not None:
                 context.__exit__(None, None, None)
 
-    def _agree_with_other_ranks(self) -> None:
+    def _look_at_ddp(self, context: Context) -> None:
         """In the first forward pass inside DDP, which has made the half weights the same, masters follow."""
         ddp = DistributedDataParallel._get_active_ddp_module()
-        context = self.context
-        if ddp is None or context is None or (self._agreed is not None and self._agreed() is ddp):
+        if torch.is_grad_enabled():
+            self.local = ddp is not None and not ddp.require_backward_grad_sync
+        if ddp is None or (self._agreed is not None and self._agreed() is ddp):
             return
         self._agreed = ref(ddp)
         context.engine.agree_across_ranks(ddp.process_group)

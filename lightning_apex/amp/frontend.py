@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_apex.amp import context as contexts
 from lightning_apex.amp import stepping
 from lightning_apex.amp.arguments import (
+    check_enabled,
     check_loss_id,
     checked_models,
     checked_optimizers,
@@ -96,6 +98,7 @@ def initialize(
         ValueError: If a model cannot be cast or another argument is invalid; nothing has changed then.
         TypeError: If a model is no module or an optimizer is none.
     """
+    check_enabled(enabled)
     model_list, optimizer_list = checked_models(models), checked_optimizers(optimizers)
     result = models if optimizers is None else (models, optimizers)
     if not enabled:
@@ -242,6 +245,24 @@ def master_params(optimizer: Optimizer) -> Iterator[Tensor]:
         return (p for group in optimizer.param_groups for p in group["params"])
     hooks.heal()
     return iter(hooks.gradients.show())
+
+
+def hold_schedulers(*schedulers: LRScheduler) -> None:
+    """Lets learning-rate schedulers stand still while all steps of their optimizer are skipped.
+
+    ``scheduler.step()`` does nothing then: the first, overflowing steps use up no warm-up. Schedulers that follow a
+    metric are left alone. Until `initialize` is called again.
+
+    Args:
+        *schedulers: Schedulers of initialised optimizers.
+
+    Raises:
+        RuntimeError: If an optimizer was not initialised.
+    """
+    hooks = [contexts.of_optimizer(scheduler.optimizer, "amp.hold_schedulers()") for scheduler in schedulers]
+    for scheduler, step_hooks in zip(schedulers, hooks, strict=True):
+        if step_hooks is not None:
+            step_hooks.gate.watch([scheduler])
 
 
 def state_dict(of: nn.Module | Optimizer | None = None) -> dict[str, Any]:

@@ -104,6 +104,9 @@ def _register(module: Any, name: str, decorate: Callable[[Any], Any]) -> None:
         raise ValueError(f"{where} has no function {name!r}: give the module or class that holds it, and its name.")
     raw = inspect.getattr_static(module, name)
     bound = inspect.isclass(module) and (not inspect.isroutine(raw) or isinstance(raw, classmethod | staticmethod))
-    decorated = decorate(getattr(function, _MARK, function))
+    original = getattr(function, _MARK, function)
+    if inspect.ismethod(function) and original is not function:
+        original = original.__get__(function.__self__)
+    decorated = decorate(original)
     # What a class hands out bound already must not be bound once more.
     setattr(module, name, staticmethod(decorated) if bound else decorated)

@@ -16,7 +16,7 @@ from lightning_apex.casting import HALF
 from lightning_apex.masters import match_grad_dtype
 from lightning_apex.optimizers._base import FusedOptimizer, StepInputs
 from lightning_apex.scaler import LossScaler
-from lightning_apex.step import OptimizerStep, dense_values, replace_grad
+from lightning_apex.step import OptimizerStep, dense_values, narrow_gradients, replace_grad
 
 if TYPE_CHECKING:
     from lightning_apex.amp.context import Context
@@ -65,6 +65,7 @@ class Gradients:
         self._scale: ScaleInUse | None = None  # what they are scaled by
         self._inputs: StepInputs | None = None  # what a fused optimizer needs to use measured ones
         self._used = False  # measured ones, by a step
+        self._local = False  # this rank's alone
         self._seen: list[tuple[Tensor, Tensor, int]] = []  # measured ones, to notice edits
         self._aside: dict[Tensor, Tensor] = {}
         self._shown: dict[Tensor, Tensor | None] = {}  # masters' gradients, as a user saw them
@@ -89,7 +90,10 @@ class Gradients:
         accumulating = self._scale is not None and self._inputs is None
         if accumulating and self._scale is not None and self._scale.same_as(scale):
             return
-        self._put_aside()
+        if self._local:
+            self._rescale_to(scale)
+        else:
+            self._put_aside()
 
     def cancel(self) -> None:
         """Ends a backward pass that failed: what it left is dropped, what was there before is back."""
@@ -99,9 +103,13 @@ class Gradients:
                 param.grad = None
             self._merge_aside()
 
-    def end(self, scale: ScaleInUse, delay: bool) -> Tensor | None:
-        """After the backward pass: unscales, unless that is delayed; returns 1 where a gradient was not finite."""
+    def end(self, scale: ScaleInUse, delay: bool, local: bool) -> Tensor | None:
+        """After the backward pass: unscales, unless that is delayed; returns 1 where a gradient was not finite.
+
+        Gradients that DDP has not exchanged yet must stay where it finds them, so that unscaling is delayed, too.
+        """
         self.busy = False
+        self._local, delay = local, delay or local
         self._scale, self._inputs, self._used = scale, None, False
         self._loss_ids.add(scale.loss_id)
         return None if delay else self._measure(self._may_stay_scaled())
@@ -144,6 +152,18 @@ class Gradients:
         self._new_step().expose()  # what it finds was found before
         self._scale = self._inputs = None
         self._seen.clear()
+
+    def _rescale_to(self, scale: ScaleInUse) -> None:
+        """Brings gradients, scaled or not, to another scale, where they are."""
+        self.take_edits()
+        for param in self.params():
+            values = dense_values(param)
+            factor = scale.scale_on(values.device)
+            if self._scale is not None:
+                factor = factor / self._scale.scale_on(values.device)
+            ops.unscale_([values], factor)
+        narrow_gradients(self.params())
+        self._scale = scale
 
     def _put_aside(self) -> None:
         self.take_edits()
@@ -264,5 +284,5 @@ class Gradients:
     def forget(self) -> None:
         """The gradients are ordinary ones from now on, or gone."""
         self._scale = self._inputs = self.found_inf = None
-        self._used = False
+        self._used = self._local = False
         self._seen.clear()

@@ -15,6 +15,7 @@ from lightning_apex.amp.gradients import Gradients
 from lightning_apex.amp.stand_in import StandIn
 from lightning_apex.masters import MasterSwap, before_post_hooks
 from lightning_apex.optimizers._base import FusedOptimizer, StepInputs
+from lightning_apex.schedulers import SchedulerGate
 from lightning_apex.step import narrow_gradients, replace_grad
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class StepHooks:
 
     def __init__(self, context: Context, optimizer: Optimizer) -> None:
         self.gradients = Gradients(context, optimizer)
-        self.skipped: Tensor | None = None  # whether the last step was; where it lives
+        self.gate = SchedulerGate()
         self._context = context
         self._swap: MasterSwap | None = None
         self._stand_in: StandIn | None = None
@@ -55,6 +56,7 @@ class StepHooks:
         self.gradients.take_edits()
         self.gradients.unscale()
         narrow_gradients(self.gradients.params())
+        self.gate.release()
         for handle in self._handles:
             handle.remove()
 
@@ -121,8 +123,9 @@ class StepHooks:
             return  # it will refuse them
         gradients.complete()
         gradients.check_unchanged()
-        found_inf = self.skipped = gradients.found_inf
+        found_inf = gradients.found_inf
         gradients.settle()
+        self.gate.note(optimizer, found_inf)
         masters = self._context.engine.masters
         if self._fused:
             inputs = gradients.inputs()

@@ -28,8 +28,8 @@ from lightning_apex.overflow import OverflowReport
 from lightning_apex.plugins.averaging import AveragingAdapter
 from lightning_apex.plugins.callbacks import LossScaleMonitor
 from lightning_apex.plugins.layer_sync import warn_where_ignored
-from lightning_apex.plugins.schedulers import SchedulerGate
 from lightning_apex.scaler import LossScaler
+from lightning_apex.schedulers import SchedulerGate
 
 _OWN_PRECISION = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy, XLAStrategy)
 
@@ -249,7 +249,7 @@ class ApexPrecision(Precision):
         if self._exposes_gradients:
             step.expose()
         self._after_closure(model, optimizer)
-        self._gate.note(optimizer, self._engine.finish(optimizer, self._optimizers, **kwargs))
+        self._gate.note(optimizer, self._engine.finish(optimizer, self._optimizers, **kwargs).found_inf)
         return result
 
     @override

@@ -267,7 +267,7 @@ def test_accumulation_with_masters_is_in_fp32():
     """Half gradients would lose the small ones: 256 + 0.5 is 256 in bfloat16."""
     model = nn.Linear(1, 1, bias=False)
     made = torch.optim.SGD(model.parameters(), lr=0.0)
-    model, made = amp.initialize(model, made, "O2", half_dtype="bfloat16", verbosity=0)
+    model, made = amp.initialize(model, made, opt_level="O2", half_dtype="bfloat16", verbosity=0)
     for value in (256.0, 0.5):
         with amp.scale_loss(model(torch.full((1, 1), value)).sum(), made) as scaled:
             scaled.backward()

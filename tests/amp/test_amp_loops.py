@@ -184,3 +184,29 @@ def test_schedulers_made_before_and_after(level, optimizer, when):
             step(model, made, index, factor if scaled else 1.0)
             late.step()
     assert made.param_groups[0]["lr"] == pytest.approx(lr / 16)
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("optimizer", ["sgd", "fused_adam"])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_held_schedulers_advance_with_their_optimizer(level, optimizer, held):
+    model, made = start(level, optimizer, half_dtype=None)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(made)
+    lr = made.param_groups[0]["lr"]
+    if held:
+        amp.hold_schedulers(scheduler, plateau)
+    for factor in [float("inf")] * 3 + [1.0] * 4:
+        step(model, made, factor=factor)
+        scheduler.step()
+    assert made.param_groups[0]["lr"] == pytest.approx(lr / (16 if held else 128))
+    assert type(scheduler).__name__ == "ExponentialLR"
+    amp.initialize(model, made, enabled=False)
+    assert type(scheduler) is torch.optim.lr_scheduler.ExponentialLR
+    amp.hold_schedulers(scheduler)
+
+
+def test_schedulers_of_other_optimizers_cannot_be_held():
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD(net().parameters()), 0.5)
+    with pytest.raises(RuntimeError, match=r"amp\.hold_schedulers\(\) got a SGD"):
+        amp.hold_schedulers(scheduler)

@@ -133,11 +133,33 @@ def test_optimizers_that_count_steps_in_their_groups_or_themselves():
     for level in ("O1", "O2"):
         model = net()
         made = Counting([{"params": list(model.parameters()), "count": torch.zeros(())}], lr=0.1)
-        model, made = amp.initialize(model, made, level, half_dtype="bfloat16", verbosity=0)
+        model, made = amp.initialize(model, made, opt_level=level, half_dtype="bfloat16", verbosity=0)
         for factor in (1.0, INF, 1.0):
             step(model, made, factor=factor)
         assert made.param_groups[0]["step"] == 2 and made.param_groups[0]["count"] == 2
         assert made.calls == 2
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_an_optimizer_that_goes_on_after_the_step_it_inherits(level):
+    class DecaysAfterwards(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            loss = super().step(closure)
+            for p in self.param_groups[0]["params"]:
+                if p.grad is not None:
+                    p.mul_(0.5)
+            return loss
+
+    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # whose step() has hooks, too
+    model = net()
+    made = DecaysAfterwards(model.parameters(), lr=0.0)
+    model, made = amp.initialize(model, made, opt_level=level, half_dtype="bfloat16", verbosity=0)
+    before = forget_statistics(fp32(model))
+    step(model, made, factor=INF)
+    assert same(forget_statistics(fp32(model)), before)
+    step(model, made)
+    assert same(forget_statistics(fp32(model)), {name: value * 0.5 for name, value in before.items()})
 
 
 def test_it_is_said(capsys):

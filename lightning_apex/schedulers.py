@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_apex.step import OptimizerStep
-
 
 class SchedulerGate:
     """Lets a scheduler advance only if its optimizer has made a step since the scheduler last advanced.
@@ -54,14 +52,14 @@ class SchedulerGate:
         overrides = {"step": step, "__reduce_ex__": reduce, "__module__": original.__module__}
         return type(original.__name__, (original,), overrides)
 
-    def note(self, optimizer: Optimizer, step: OptimizerStep) -> None:
-        """Remembers a step that was made or skipped."""
-        if step.found_inf is None:
+    def note(self, optimizer: Optimizer, found_inf: Tensor | None) -> None:
+        """Remembers a step that was made, or skipped where ``found_inf`` is 1."""
+        if found_inf is None:
             return
         for scheduler in self._gated:
             if scheduler.optimizer is optimizer:
                 before = self._skipped.get(scheduler)
-                both = step.found_inf if before is None else torch.minimum(before, step.found_inf)
+                both = found_inf if before is None else torch.minimum(before, found_inf)
                 self._skipped[scheduler] = both
 
     def lets_pass(self, scheduler: LRScheduler) -> bool:
