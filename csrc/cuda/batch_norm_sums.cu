@@ -191,8 +191,8 @@ __global__ void __launch_bounds__(kBatchNormThreads)
     sum += to.dy_parts[part * channels + channel];
     sum_x += to.dy_x_parts[part * channels + channel];
   }
-  sum = warp_sum(sum);
-  sum_x = warp_sum(sum_x);
+  sum = warp_reduce(sum, Sum());
+  sum_x = warp_reduce(sum_x, Sum());
   if (lane != 0 || !active) return;
   to.dy[channel] = sum;
   to.dy_xhat[channel] = sum_dy_xhat<S>(sum, sum_x, norm.mean[channel], norm.invstd[channel]);
