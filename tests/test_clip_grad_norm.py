@@ -112,6 +112,15 @@ class TestWhatMayBeGiven:
         torch.testing.assert_close(clip_grad_norm_(params[:1], 1.0), torchs(params[1:], 1.0))
         torch.testing.assert_close(params[0].grad, params[1].grad)
 
+    @pytest.mark.parametrize("norm_type", [2.0, math.inf])
+    def test_empty_gradients(self, norm_type):
+        """torch finds no largest magnitude in nothing, and raises."""
+        ours, theirs = make((F32,), shapes=((0,), (3, 5), (2, 0), (1,), (4,)))
+        norm = clip_grad_norm_(ours, 0.5, norm_type)
+        torch.testing.assert_close(norm, torchs([p for p in theirs if p.numel()], 0.5, norm_type))
+        torch.testing.assert_close(ours[1].grad, theirs[1].grad)
+        assert clip_grad_norm_(ours[:1], 0.5, norm_type) == 0
+
     def test_a_norm_that_fp16_cannot_hold(self):
         """torch's norm of these is infinite, and the gradients become 0."""
         param = nn.Parameter(torch.zeros(100, dtype=F16))

@@ -56,6 +56,13 @@ MUTANTS = {
     "an overflow is not looked at by the second pass": Mutant(
         "fused_step.cuh", "if (is_skipped(arguments)) return;", "", "overflow and novograd"
     ),
+    "lists are told apart by their length alone": Mutant(
+        "tables.cpp",
+        "std::memcmp(content.data(), t.entries, content.size()) == 0",
+        "true",
+        "many_tensors and sgd",
+        "tables.cpp",
+    ),
     "alignment is not looked at": Mutant("fused_step.cuh", "elements.aligned()", "true"),
     "all tensors share the first partial sums": Mutant(
         "fused_norms.cuh", "int64_t(int(blockIdx.x) - chunk.index)", "int64_t(0)"

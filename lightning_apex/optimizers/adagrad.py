@@ -75,7 +75,7 @@ class FusedAdagrad(FusedOptimizer):
         state[name].fill_(group["initial_accumulator_value"])
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every parameter, of those without a step too: torch's Adagrad takes no other."""
+        """The state of every parameter, as of torch's Adagrad: of those without a step too."""
         for group in self.param_groups:
             for param in group["params"]:
                 if not self.state.get(param):

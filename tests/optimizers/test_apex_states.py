@@ -7,12 +7,13 @@ import torch
 from cases import F16, F32, same_bits
 from optimizer_support import assert_same_state, compare, copy_of, fill_grads, make_params, params_of
 
-from lightning_apex import FusedAdam, FusedNovoGrad, FusedSGD
+from lightning_apex import FusedAdam, FusedLAMB, FusedMixedPrecisionLamb, FusedNovoGrad, FusedSGD
 
 
+@pytest.mark.parametrize("kind", [FusedAdam, FusedLAMB, FusedMixedPrecisionLamb])
 @pytest.mark.parametrize("count", [3, 3.0, torch.tensor(3.0), torch.tensor([3], dtype=torch.int32)])
-def test_apexs_one_step_count_a_group(count):
-    a = FusedAdam(make_params(), lr=0.1)
+def test_apexs_one_step_count_a_group(kind, count):
+    a = kind(make_params(), lr=0.1)
     for step in range(3):
         fill_grads(step, params_of(a))
         a.step()
@@ -24,7 +25,7 @@ def test_apexs_one_step_count_a_group(count):
         {key: group[key] for key in ("lr", "bias_correction", "betas", "eps", "weight_decay", "params")}
         | {"step": count}
     ]
-    b = FusedAdam(copy_of(params_of(a)))
+    b = kind(copy_of(params_of(a)))
     b.load_state_dict(state)
     assert b.param_groups[0]["lr"] == 0.1
     fill_grads(3, params_of(a), params_of(b))

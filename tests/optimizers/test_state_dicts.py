@@ -207,6 +207,15 @@ def test_names_of_parameters_are_kept():
     assert b.state[params_of(b)[0]]["step"] == 1
 
 
+def test_adagrad_saves_what_torchs_saves_before_a_step():
+    params = make_params(BF16)
+    fused, plain = FusedAdagrad(params, initial_accumulator_value=0.5), theirs("adagrad", make_params())
+    state = fused.state_dict()["state"]
+    assert state.keys() == plain.state_dict()["state"].keys()
+    for param, values in zip(params, state.values(), strict=True):
+        assert values["step"] == 0 and same_bits(values["sum"], torch.full(param.shape, 0.5))
+
+
 def test_a_loaded_group_is_validated_before_anything_changes():
     b = torch.optim.Adagrad(make_params(), lr_decay=0.1)
     a = FusedAdagrad(make_params(), lr=0.5)
