@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_apex import SyncBatchNorm, convert_syncbn_model
+from lightning_apex import SyncBatchNorm, convert_syncbn_model, has_cuda
 from lightning_apex.parallel import _collectives
 
 
@@ -28,6 +28,16 @@ def test_trains_as_batchnorm(name):
     row = LAYERS[name]
     row = row.but(sizes=(sum(row.sizes),))
     check_row(row, [run_row(0, row)])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_trains_as_batchnorm_on_a_gpu(name):
+    if not (has_cuda() and torch.cuda.is_available()):
+        pytest.skip("needs a GPU and an extension built with CUDA")
+    row = LAYERS[name]
+    row = row.but(sizes=(sum(row.sizes),))
+    check_row(row, [run_row(0, row, device="cuda")])
 
 
 EVAL = [
