@@ -66,7 +66,10 @@ def test_forward_and_backward(backend: Kernels, channels: int, dtype: torch.dtyp
         check(backend, shape, dtype, "channels_innermost", z=True, relu=True)
 
 
-@pytest.mark.parametrize(("layout", "dtype"), combine(["contiguous", "offset", "channels_innermost"], DTYPES))
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [("contiguous", F32), ("offset", BF16), ("offset", F64), ("channels_innermost", F32), ("channels_innermost", F16)],
+)
 def test_a_large_output(backend: Kernels, layout: str, dtype: torch.dtype) -> None:
     """Stored past the cache, where that is right: from line to line, with edges."""
     if backend.slow:

@@ -28,6 +28,7 @@ from benchmarks.common import Race, Result, Spread  # noqa: E402
     [
         ("optimizers", {"AdamW fp32 ResNet-50": 4, "O5 tail ResNet-50": 2}),
         ("step", {"memory": 4, "Trainer overhead": 1}),
+        ("batchnorm", {"bf16 channels_last": 2, "BN + add + ReLU channels_last": 2, "two processes": 2}),
     ],
 )
 def test_writes_a_record(module: str, rows: dict[str, int], tmp_path: Path) -> None:
