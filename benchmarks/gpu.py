@@ -89,6 +89,13 @@ def tails(row: str, chosen: shapes.Shapes, report: Report, scaled: bool, goals: 
     report.add(row, result, over(row, result, contenders[1].name, goals))
 
 
+def sync_batch_norm(row: str, report: Report, dtype: torch.dtype) -> None:
+    from benchmarks import gpu_batchnorm
+
+    result = device_race(gpu_batchnorm.contenders(dtype, 64, report.options.quick), report.options)
+    report.add(row, result, over(row, result, gpu_batchnorm.TORCH, (1.1, 1.3)))
+
+
 def training(row: str, task: Task, report: Report) -> None:
     """One level at a time beside torch's fp32, so that only two models are held at once."""
     peers = {"O0": FP32, "O1": AUTOCAST_FP16, "O4": AUTOCAST, "O5": PURE}
@@ -128,6 +135,8 @@ def rows(quick: bool) -> dict[str, Row]:
         "O1 tail GPT-2": lambda row, report: tails(row, gpt, report, True, (1.45, 1.5)),
         "O1 tail 161 x 4096": lambda row, report: tails(row, few, report, True, (3.0, 6.0)),
         "O5 tail GPT-2": lambda row, report: tails(row, gpt, report, False, (1.6, 1.7)),
+        "device: SyncBatchNorm fp16 NHWC": lambda row, report: sync_batch_norm(row, report, torch.float16),
+        "device: SyncBatchNorm fp32 NHWC": lambda row, report: sync_batch_norm(row, report, torch.float32),
         "transformer 20M": lambda row, report: training(row, language_task(quick, "cuda"), report),
         "ResNet-18 NHWC batch 64": lambda row, report: training(row, image_task(quick, "cuda", batch=64), report),
     }

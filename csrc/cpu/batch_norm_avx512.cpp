@@ -3,6 +3,7 @@
 // Everything that others may share is included first, for the default target, as in kernels_avx512.cpp.
 #if defined(__x86_64__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC's own intrinsics leave unused lanes undefined
+#pragma GCC diagnostic ignored "-Wuninitialized"        // likewise
 #include <immintrin.h>
 
 #include <c10/util/BFloat16.h>

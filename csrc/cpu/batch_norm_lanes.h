@@ -71,32 +71,33 @@ struct Some {
   }
 };
 
-// body(at, lanes) for the elements [0, n), each once.
+// body(at, lanes) for the elements [0, n), each once: `head` of them, then whole vectors, then the rest.
 template <class S, class Body>
-APEX_INLINE void for_each_once(int64_t n, const Body& body) {
-  int64_t at = 0;
-  for (; at + Vec<S>::width <= n; at += Vec<S>::width) body(at, Whole<S, true>());
+APEX_INLINE void for_each_once(int64_t head, int64_t n, const Body& body) {
+  constexpr int64_t w = Vec<S>::width;
+  for (int64_t at = 0; at < head; at += w) body(at, Some<S>{head - at < w ? head - at : w});
+  int64_t at = head;
+  for (; at + w <= n; at += w) body(at, Whole<S, true>());
   if (at < n) body(at, Some<S>{n - at});
 }
 
-// The same where doing an element twice does no harm: then the edges are whole vectors too, which overlap others. The
-// aligned ones begin at `head`.
+// The same where doing an element twice does no harm: then the last vector overlaps the one before.
 template <class S, class Body>
-APEX_INLINE void for_each(int64_t head, int64_t n, const Body& body) {
+APEX_INLINE void for_each(int64_t n, const Body& body) {
   constexpr int64_t w = Vec<S>::width;
   if (n < w) return body(0, Some<S>{n});
-  for (int64_t at = 0; at < head; at += w) body(at, Whole<S, false>());
-  int64_t at = head;
+  int64_t at = 0;
   for (; at + w <= n; at += w) body(at, Whole<S, true>());
   if (at < n) body(n - w, Whole<S, false>());
 }
 
-// How many elements from `to` on come before the next cache line; 0 where alignment does not matter.
-template <class T>
-APEX_INLINE int64_t before_line(const T* to, int64_t n, bool matters) {
-  const int64_t past = int64_t(reinterpret_cast<uintptr_t>(to) % kCacheLine);
-  const int64_t head = past == 0 || !matters ? 0 : (kCacheLine - past) / int64_t(sizeof(T));
-  return head < n ? head : n;
+// The one for stores into `out`: past the cache, lines must be written at once and from their start.
+template <class S, class T, class Body>
+APEX_INLINE void for_each_of(const T* out, int64_t n, bool past_cache, const Body& body) {
+  if (!past_cache) return for_each<S>(n, body);
+  const int64_t past = int64_t(reinterpret_cast<uintptr_t>(out) % kCacheLine);
+  const int64_t head = past == 0 ? 0 : (kCacheLine - past) / int64_t(sizeof(T));
+  for_each_once<S>(head < n ? head : n, n, body);
 }
 
 template <class S>

@@ -24,7 +24,7 @@ struct RowKernels {
     S *pivot = static_cast<S*>(scratch), *a = pivot + padded(n), *b = a + padded(n);
     const T* x = in(x_, rows.first * n);
     const int64_t judged = rows.count < kGroup ? 1 : kGroup;
-    for_each_once<S>(n, [&](int64_t c, const auto& some) __attribute__((always_inline)) {
+    for_each_once<S>(0, n, [&](int64_t c, const auto& some) __attribute__((always_inline)) {
       V sum = some.load(x + c);
       for (int64_t r = 1; r < judged; ++r) sum = sum + some.load(x + r * n + c);
       store(pivot + c, sum / V(S(judged)));
@@ -33,7 +33,7 @@ struct RowKernels {
     });
     int64_t r = 0;
     for (; r + kGroup <= rows.count; r += kGroup)
-      for_each_once<S>(n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
+      for_each_once<S>(0, n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
         const T* from = x + r * n + c;
         const V p = at(pivot, c), d0 = some.stream(from) - p, d1 = some.stream(from + n) - p,
                 d2 = some.stream(from + 2 * n) - p, d3 = some.stream(from + 3 * n) - p;
@@ -41,7 +41,7 @@ struct RowKernels {
         store(b + c, at(b, c) + ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)));
       });
     for (; r < rows.count; ++r)
-      for_each_once<S>(n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
+      for_each_once<S>(0, n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
         const V d = some.load(x + r * n + c) - at(pivot, c);
         store(a + c, at(a, c) + d);
         store(b + c, at(b, c) + d * d);
@@ -68,7 +68,7 @@ struct RowKernels {
     for (int64_t c = 0; c < 2 * padded(n); ++c) a[c] = 0;
     int64_t r = 0;
     for (; r + kGroup <= rows.count; r += kGroup)
-      for_each_once<S>(n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
+      for_each_once<S>(0, n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
         const int64_t i = r * n + c;
         const V m = at(mean, c), g0 = take(i, some), g1 = take(i + n, some), g2 = take(i + 2 * n, some),
                 g3 = take(i + 3 * n, some);
@@ -78,7 +78,7 @@ struct RowKernels {
         store(b + c, at(b, c) + ((g0 * x0 + g1 * x1) + (g2 * x2 + g3 * x3)));
       });
     for (; r < rows.count; ++r)
-      for_each_once<S>(n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
+      for_each_once<S>(0, n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
         const V g = take(r * n + c, some);
         store(a + c, at(a, c) + g);
         store(b + c, at(b, c) + g * (some.load(x + r * n + c) - at(mean, c)));
@@ -105,7 +105,7 @@ struct RowKernels {
       const int64_t first = (rows.first + r) * n;
       const T *x = in(s.x, first), *z = in(s.z, first);
       T* out = to(s.out, first);
-      for_each<S>(0, n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
+      for_each<S>(n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
         V y = (some.stream(x + c) - at(mean, c)) * at(scale, c) + at(shift, c);
         if constexpr (with_z) y = y + some.stream(z + c);
         if constexpr (relu) y = maximum(y, V(S(0)));
@@ -130,7 +130,7 @@ struct RowKernels {
       const int64_t first = (rows.first + r) * n;
       const T *dy = in(s.dy, first), *x = in(s.x, first), *out = in(s.out, first);
       T *dx = to(s.dx, first), *dz = to(s.dz, first);
-      for_each<S>(0, n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
+      for_each<S>(n, [=](int64_t c, const auto& some) __attribute__((always_inline)) {
         V g = some.stream(dy + c);
         if constexpr (masked) g = zero_where_not_positive(some.stream(out + c), g);
         some.store(dx + c, g * at(by_dy, c) + (some.stream(x + c) - at(mean, c)) * at(by_x, c) + at(shift, c),

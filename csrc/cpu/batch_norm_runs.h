@@ -127,7 +127,7 @@ struct RunKernels {
         if constexpr (relu) y = maximum(y, V(S(0)));
         some.store(out + i, y, past_cache);
       };
-      for_each<S>(before_line(out, runs.size, past_cache), runs.size, body);
+      for_each_of<S>(out, runs.size, past_cache, body);
     }
     fence_if(past_cache);
   }
@@ -152,7 +152,7 @@ struct RunKernels {
         some.store(dx + i, g * by_dy + (some.load(x + i) - mean) * by_x + shift, past_cache);
         if constexpr (with_dz) some.store(dz + i, g, false);
       };
-      for_each<S>(before_line(dx, runs.size, past_cache), runs.size, body);
+      for_each_of<S>(dx, runs.size, past_cache, body);
     }
     fence_if(past_cache);
   }

@@ -41,7 +41,7 @@ class TwicePlan {
     on_all([&](int64_t worker) {
       for (int64_t task = tasks() - 1; task >= 0; --task)
         if (owner_[task] == worker) take(task, worker);
-      for (int64_t task = 0; task < tasks(); ++task) take(task, worker);
+      for (int64_t task = tasks() - 1; task >= 0; --task) take(task, worker);
     });
   }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import Self
@@ -138,7 +139,8 @@ class SyncBatchNorm(_BatchNorm):
         return out
 
     # The compiler cannot follow collectives that others wait for: it runs this as it stands, between two graphs.
-    _batch_norm_over_ranks = torch.compiler.disable(_batch_norm)
+    # Not torch.compiler.disable, which would import the compiler here and now.
+    _batch_norm_over_ranks = _disable_dynamo(_batch_norm)
 
     def _torch_batch_norm(self, input: Tensor, z: Tensor | None, momentum: float) -> Tensor:
         """In torch's operators, which the compiler fuses: what needs no other rank and no kernel of ours."""

@@ -28,16 +28,21 @@ class Scaled(nn.BatchNorm1d):
         return super().forward(input) * 1.5
 
 
+def norms(model):
+    return {type(m).__name__ for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+
+
 class Classes(Callback):
-    """The classes of the BatchNorm modules while training, and their modes in validation."""
+    """The classes of the BatchNorm modules while training and testing."""
 
     def __init__(self):
-        self.seen, self.validated = set(), 0
+        self.seen, self.tested, self.validated = set(), set(), 0
 
-    def note(self, trainer, pl_module, *_):
-        self.seen |= {type(m).__name__ for m in pl_module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.seen |= norms(pl_module)
 
-    on_train_batch_end = note
+    def on_test_batch_end(self, trainer, pl_module, *_):
+        self.tested |= norms(pl_module)
 
     def on_validation_batch_end(self, *_):
         self.validated += 1
@@ -64,7 +69,7 @@ def train(rank, level="O0", layer_sync=None, strategy="apex_ddp", count=4, valid
     result |= {"same_classes": after == kinds, "losses": model.losses}
     result["same_tensors"] = tensors == {name: id(t) for name, t in model.state_dict(keep_vars=True).items()}
     made.test(model, shard(rank, 1), verbose=False)
-    return result
+    return result | {"tested": classes.tested}
 
 
 def resumes(rank, folder):
@@ -113,7 +118,7 @@ def fails(rank):
     model = Failing()
     with pytest.raises(RuntimeError, match="on purpose"):
         trainer("O2", devices=RANKS, strategy="apex_ddp", use_distributed_sampler=False).fit(model, shard(rank, 2))
-    return [type(m).__name__ for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    return norms(model)
 
 
 class Failing(Normed):
@@ -179,6 +184,7 @@ def test_equals_one_process_on_the_whole_batch(runs, name):
     assert_close(first["end"], expected, atol=2e-5 if level == "O0" else 5e-2)
     for result in runs[name]:
         assert result["seen"] == {"SyncBatchNorm", "SyncScaled"}
+        assert result["tested"] == {"BatchNorm1d", "Scaled"}
         assert result["same_classes"] and result["same_tensors"] and result["fp32"]
         assert result["validated"] == (4 if "validate" in name else 0)  # the sanity check's, too
     assert first["losses"] != second["losses"]
@@ -209,4 +215,4 @@ def test_from_the_command_line(runs):
 
 @on_two_ranks
 def test_an_exception_brings_the_users_classes_back(runs):
-    assert runs["fails"] == [["BatchNorm1d", "Scaled"]] * 2
+    assert runs["fails"] == [{"BatchNorm1d", "Scaled"}] * 2

@@ -96,7 +96,7 @@ def test_one_process_under_apex_ddp_is_plain_batchnorm():
     model, expected = Normed(), Normed()
     fit(expected, "O0", batches(2))
     fit(model, "O0", batches(2), strategy="apex_ddp", use_distributed_sampler=False)
-    torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()  # Lightning leaves it
     assert_close(weights(model), weights(expected), atol=1e-5)
     assert type(model.net[1]) is nn.BatchNorm1d
 

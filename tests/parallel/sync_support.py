@@ -125,7 +125,7 @@ def in_memory(tensor: Tensor, memory: str) -> Tensor:
             return tensor.contiguous(memory_format=formats[tensor.dim()])
         return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
     if memory == "strided":
-        wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
+        wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
         wide[..., ::2] = tensor
         return wide[..., ::2]
     if memory == "last":
@@ -152,20 +152,20 @@ def layer(row: Row, process_group: Any = None) -> SyncBatchNorm:
     return made
 
 
-def run_row(rank: int, row: Row, group_size: int | None = None) -> dict[str, Any]:
+def run_row(rank: int, row: Row, group_size: int | None = None, device: str = "cpu") -> dict[str, Any]:
     """This rank's share of a row: what it sees, and what remains."""
     from lightning_apex.parallel import create_syncbn_process_group
 
     group = create_syncbn_process_group(group_size) if group_size else None
     if group_size:
         rank %= group_size
-    module = layer(row, group)
+    module = layer(row, group).to(device)
     start, count = sum(row.sizes[:rank]), row.sizes[rank]
     steps = []
     for batch in batches(row):
         module.zero_grad()
         # A copy: the rows of a batch are not to be a view of it
-        x, z, g = (batch[key][start : start + count].clone() for key in ("x", "z", "g"))
+        x, z, g = (batch[key][start : start + count].to(device, copy=True) for key in ("x", "z", "g"))
         x = in_memory(x, row.memory).requires_grad_(row.input_grad)
         z = in_memory(z, row.z_memory or row.memory).requires_grad_() if row.z else None
         out = module(x, z) if row.z else module(x)
@@ -180,8 +180,8 @@ def run_row(rank: int, row: Row, group_size: int | None = None) -> dict[str, Any
             "db": module.bias.grad if row.affine else None,
         }
         same = out.is_contiguous() if row.memory == "last" else out.stride() == torch.empty_like(x).stride()
-        steps.append({k: None if v is None else v.clone() for k, v in seen.items()} | {"keeps_memory": same})
-    return {"steps": steps, "state": {k: v.clone() for k, v in module.state_dict().items()}}
+        steps.append({k: None if v is None else v.cpu().clone() for k, v in seen.items()} | {"keeps_memory": same})
+    return {"steps": steps, "state": {k: v.cpu().clone() for k, v in module.state_dict().items()}}
 
 
 def witness(row: Row, dtype: torch.dtype = torch.float64) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """SyncBatchNorm in one process: equal to torch's BatchNorm, fused or not, trained or evaluated."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_apex import SyncBatchNorm, convert_syncbn_model
+from lightning_apex import SyncBatchNorm, convert_syncbn_model, has_cuda
 from lightning_apex.parallel import _collectives
 
 
@@ -28,6 +30,16 @@ def test_trains_as_batchnorm(name):
     row = LAYERS[name]
     row = row.but(sizes=(sum(row.sizes),))
     check_row(row, [run_row(0, row)])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_trains_as_batchnorm_on_a_gpu(name):
+    if not (has_cuda() and torch.cuda.is_available()):
+        pytest.skip("needs a GPU and an extension built with CUDA")
+    row = LAYERS[name]
+    row = row.but(sizes=(sum(row.sizes),))
+    check_row(row, [run_row(0, row, device="cuda")])
 
 
 EVAL = [
@@ -224,3 +236,10 @@ def test_apex_signature():
     module = SyncBatchNorm(8, 1e-3, 0.2, True, True, None, True, True)
     assert (module.eps, module.momentum, module.channel_last, module.fuse_relu) == (1e-3, 0.2, True, True)
     assert "channel_last=True" in repr(module) and "fuse_relu=True" in repr(module)
+
+
+def test_importing_it_does_not_import_the_compiler():
+    """Which would take two seconds."""
+    code = "import sys; sys.modules['lightning'] = None; import lightning_apex; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
