@@ -167,9 +167,11 @@ def test_a_step_that_raises_leaves_everything_as_it_was(level):
         broken = False
 
         def step(self, closure=None):
+            loss = closure() if closure is not None else None
             if self.broken:
                 raise ArithmeticError("in the middle")
-            return super().step(closure)
+            super().step()
+            return loss
 
     runs = []
     for breaks in (True, False):
@@ -180,8 +182,14 @@ def test_a_step_that_raises_leaves_everything_as_it_was(level):
         backward(model, made, 1)
         if breaks:
             made.broken = True
-            with pytest.raises(ArithmeticError):
-                made.step()
+
+            def closure(model=model):
+                return loss_of(model.eval())
+
+            for given in (None, closure):
+                with pytest.raises(ArithmeticError):
+                    made.step(given)
+            model.train()
             assert [id(p) for p in made.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
             assert set(made.state) == set(model.parameters())
             made.broken = False
@@ -254,6 +262,28 @@ class TestClosures:
                     losses.append((made.step(closure=closure) if as_keyword else made.step(closure)).item())
             runs.append((fp32(model), state_of(made), losses))
         assert same(*runs)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("level", ["O1", "O2", "O5"])
+def test_clipping_in_a_closure(level, optimizer):
+    runs = []
+    for with_closure in (True, False):
+        model, made = start(level, optimizer, half_dtype=None)
+        for index in range(3):
+
+            def closure(model=model, made=made, index=index):
+                backward(model, made, index)
+                return nn.utils.clip_grad_norm_(amp.master_params(made), MAX_NORM)
+
+            if with_closure:
+                assert made.step(closure) > MAX_NORM
+            else:
+                closure()
+                made.step()
+            assert [id(p) for p in made.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+        runs.append((fp32(model), state_of(made)))
+    assert same(*runs)
 
 
 @pytest.mark.parametrize("level", LEVELS)
