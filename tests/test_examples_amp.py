@@ -77,7 +77,7 @@ def test_imagenet_in_one_process_resumes_to_the_bit(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("sync", [False, True])
 def test_imagenet_under_torchrun(sync: bool) -> None:
     words = ["--arch", "small", "--opt-level", "O5", "--epochs", "2", "--demand", "0.05", "--batch-size", "128"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(EXAMPLES / "imagenet_amp.py"), *words, *(["--sync-bn"] if sync else [])]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
