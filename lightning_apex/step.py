@@ -100,14 +100,14 @@ class OptimizerStep:
                 if self._masters is None or param not in self._masters:
                     plain.append(param)
                 elif param.grad is not None and param.grad.is_sparse:
-                    replace_grad(param, param.grad.coalesce().float())
+                    _replace_grad(param, param.grad.coalesce().float())
                     plain.append(param)
                 else:
                     dense.append(param)
             if dense:
                 self._note(dense, self._widen(dense, inverse))
             if plain and inverse is not None:
-                grads = [dense_values(p) for p in plain]
+                grads = [_dense_values(p) for p in plain]
                 self._note(plain, ops.unscale_(grads, inverse))
         self._merge_flags()
         if self._max_norm:
@@ -187,7 +187,7 @@ class OptimizerStep:
         wide = [torch.empty_like(grad, dtype=torch.float32) for grad in half]
         flags = ops.copy_scaled_(wide, half, inverse)
         for param, grad in zip(params, wide, strict=True):
-            replace_grad(param, grad)
+            _replace_grad(param, grad)
         return flags
 
     def _narrow(self) -> None:
@@ -203,7 +203,7 @@ class OptimizerStep:
 
     def _by_device(self) -> dict[torch.device, list[Tensor]]:
         groups = self._params_by_device()
-        return {device: [dense_values(p) for p in params] for device, params in groups.items()}
+        return {device: [_dense_values(p) for p in params] for device, params in groups.items()}
 
     def _sum_of_squares(self, groups: dict[torch.device, list[Tensor]], note: bool = False) -> Tensor:
         total: Tensor | None = None
@@ -246,24 +246,14 @@ def _has_step_pre_hooks(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None) or _global_optimizer_pre_hooks)
 
 
-def narrow_gradients(params: Iterable[Tensor]) -> None:
-    """Gives gradients their parameters' dtype again."""
-    for param in params:
-        grad = param.grad
-        if grad is not None and grad.dtype is not param.dtype:
-            param.grad = None
-            match_grad_dtype(param)
-            param.grad = grad.to(param.dtype)
-
-
-def replace_grad(param: Tensor, grad: Tensor) -> None:
+def _replace_grad(param: Tensor, grad: Tensor) -> None:
     """Sets a gradient of another dtype than the parameter's."""
     param.grad = None
     param.grad_dtype = None  # any
     param.grad = grad
 
 
-def dense_values(param: Tensor) -> Tensor:
+def _dense_values(param: Tensor) -> Tensor:
     """The memory that holds a gradient's values; a sparse gradient is coalesced first."""
     grad = param.grad
     assert grad is not None
@@ -278,3 +268,13 @@ def dense_values(param: Tensor) -> Tensor:
 
 def _no_flags(like: Tensor) -> Tensor:
     return torch.zeros(0, dtype=torch.uint8, device=like.device)
+
+
+def narrow_gradients(params: Iterable[Tensor]) -> None:
+    """Gives gradients their parameters' dtype again."""
+    for param in params:
+        grad = param.grad
+        if grad is not None and grad.dtype is not param.dtype:
+            param.grad = None
+            match_grad_dtype(param)
+            param.grad = grad.to(param.dtype)

@@ -16,7 +16,7 @@ from lightning_apex.casting import HALF
 from lightning_apex.masters import match_grad_dtype
 from lightning_apex.optimizers._base import FusedOptimizer, StepInputs
 from lightning_apex.scaler import LossScaler
-from lightning_apex.step import OptimizerStep, dense_values, narrow_gradients, replace_grad
+from lightning_apex.step import OptimizerStep, _dense_values, _replace_grad, narrow_gradients
 
 if TYPE_CHECKING:
     from lightning_apex.amp.context import Context
@@ -157,7 +157,7 @@ class Gradients:
         """Brings gradients, scaled or not, to another scale, where they are."""
         self.take_edits()
         for param in self.params():
-            values = dense_values(param)
+            values = _dense_values(param)
             factor = scale.scale_on(values.device)
             if self._scale is not None:
                 factor = factor / self._scale.scale_on(values.device)
@@ -190,14 +190,14 @@ class Gradients:
         aside, self._aside = self._aside, {}
         for param, grad in aside.items():
             if param.grad is None:
-                replace_grad(param, grad)
+                _replace_grad(param, grad)
             elif param.grad.is_sparse or grad.is_sparse:
-                replace_grad(param, param.grad + grad)
+                _replace_grad(param, param.grad + grad)
             else:
                 param.grad.add_(grad)
         by_device: dict[torch.device, list[Tensor]] = {}
         for param in aside:
-            by_device.setdefault(param.device, []).append(dense_values(param))
+            by_device.setdefault(param.device, []).append(_dense_values(param))
         for values in by_device.values():
             _, flags = ops.measure_gradients(values)
             self.note(flags.any().float())
@@ -222,7 +222,7 @@ class Gradients:
 
     def _show_one(self, param: Tensor, master: Tensor) -> None:
         if param.grad is not None and param.grad.dtype in HALF:
-            replace_grad(param, param.grad.float())
+            _replace_grad(param, param.grad.float())
         master.requires_grad_(param.requires_grad)
         master.grad = self._shown[param] = param.grad
 
@@ -239,7 +239,7 @@ class Gradients:
             if given is None and grad is not None:
                 param.grad = None
             elif given is not None and given is not grad:
-                replace_grad(param, given)
+                _replace_grad(param, given)
 
     def inputs(self) -> StepInputs:
         """What a fused optimizer needs to make its step."""

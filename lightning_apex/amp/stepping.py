@@ -16,7 +16,7 @@ from lightning_apex.amp.stand_in import StandIn
 from lightning_apex.masters import MasterSwap, before_post_hooks
 from lightning_apex.optimizers._base import FusedOptimizer, StepInputs
 from lightning_apex.schedulers import SchedulerGate
-from lightning_apex.step import narrow_gradients, replace_grad
+from lightning_apex.step import _replace_grad, narrow_gradients
 
 if TYPE_CHECKING:
     from lightning_apex.amp.context import Context
@@ -175,7 +175,7 @@ class _Parked:
     def restore(self) -> None:
         for param, grad in self._grads:
             if param.grad is None:
-                replace_grad(param, grad) if grad.dtype is not param.dtype else setattr(param, "grad", grad)
+                _replace_grad(param, grad) if grad.dtype is not param.dtype else setattr(param, "grad", grad)
         for group, values in self._groups:
             group.update({k: v for k, v in values.items() if k != "params"})
         vars(self._optimizer).update(self._attributes)
