@@ -77,7 +77,6 @@ def start_processes() -> torch.device:
     if WORLD > 1:
         dist.init_process_group("nccl" if cuda else "gloo")
     if not cuda:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // WORLD))
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cuda")

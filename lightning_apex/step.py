@@ -261,16 +261,6 @@ def _has_step_pre_hooks(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None) or _global_optimizer_pre_hooks)
 
 
-def narrow_gradients(params: Iterable[Tensor]) -> None:
-    """Gives gradients their parameters' dtype again."""
-    for param in params:
-        grad = param.grad
-        if grad is not None and grad.dtype is not param.dtype:
-            param.grad = None
-            match_grad_dtype(param)
-            param.grad = grad.to(param.dtype)
-
-
 def replace_grad(param: Tensor, grad: Tensor) -> None:
     """Sets a gradient of another dtype than the parameter's."""
     param.grad = None
@@ -293,3 +283,13 @@ def dense_values(param: Tensor) -> Tensor:
 
 def _no_flags(like: Tensor) -> Tensor:
     return torch.zeros(0, dtype=torch.uint8, device=like.device)
+
+
+def narrow_gradients(params: Iterable[Tensor]) -> None:
+    """Gives gradients their parameters' dtype again."""
+    for param in params:
+        grad = param.grad
+        if grad is not None and grad.dtype is not param.dtype:
+            param.grad = None
+            match_grad_dtype(param)
+            param.grad = grad.to(param.dtype)

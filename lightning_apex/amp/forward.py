@@ -81,6 +81,8 @@ class ForwardHooks:
         if not contexts:
             return output
         context = contexts.pop()
+        if not contexts:  # threads come and go
+            self._open.pop(threading.get_ident(), None)
         if context is not None:
             context.__exit__(None, None, None)
         return output if self._cast_outputs is None else cast_tree(output, self._cast_outputs)

@@ -181,11 +181,13 @@ def scale_loss(
 
     Raises:
         RuntimeError: If an optimizer was not initialised, or is in another `scale_loss` already.
-        ValueError: If ``loss_id`` is out of range.
+        ValueError: If ``loss_id`` is out of range, or there is no optimizer.
     """
     given = [optimizers] if not isinstance(optimizers, list | tuple) else list(optimizers)
     hooks = [contexts.of_optimizer(optimizer, "amp.scale_loss()") for optimizer in given]
     known = [h for h in hooks if h is not None]
+    if not given:
+        raise ValueError("amp.scale_loss() got no optimizer: give those whose parameters the loss trains.")
     if not isinstance(loss, Tensor):
         raise TypeError(f"amp.scale_loss() got a {type(loss).__name__} as loss: give a tensor.")
     if not known:

@@ -242,11 +242,7 @@ class Gradients:
                 replace_grad(param, given)
 
     def inputs(self) -> StepInputs:
-        """What a fused optimizer needs to make its step.
-
-        Raises:
-            RuntimeError: If scaled gradients were changed.
-        """
+        """What a fused optimizer needs to make its step."""
         if self._inputs is None:
             return StepInputs(self.context.engine.masters, None, self.found_inf)
         return replace(self._inputs, found_inf=self.found_inf)

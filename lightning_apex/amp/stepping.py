@@ -61,7 +61,12 @@ class StepHooks:
             handle.remove()
 
     def heal(self) -> None:
-        """Puts everything in its place after a step that raised."""
+        """Puts everything in its place after a step that raised; during a step, that is in a closure, does nothing."""
+        open_ended = self._stand_in or self._swap or self._parked
+        if open_ended is not None and not _calls_of_step(self.gradients.optimizer):
+            self._clear()
+
+    def _clear(self) -> None:
         if self._stand_in is not None:
             self._stand_in.leave()
             self._stand_in = None
@@ -86,7 +91,7 @@ class StepHooks:
         self._depth = self._depth + 1 if self._depth and _calls_of_step(optimizer) > 1 else 1
         if self._depth > 1:
             return None
-        self.heal()
+        self._clear()
         self._prepared = False
         closure, where = _closure_in(args, kwargs)
         if self._context.engine.masters is not None and not self._fused and StandIn.fits(optimizer):
@@ -144,7 +149,7 @@ class StepHooks:
         swap, stand_in = self._swap, self._stand_in
         if stand_in is not None and self._parked is None:
             stand_in.take_back()
-        self.heal()
+        self._clear()
         self._stand_in = stand_in
         gradients = self.gradients
         if self._fused:

@@ -74,8 +74,9 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         broadcast_buffers = kwargs.pop("broadcast_buffers", False)
         kwargs.setdefault("bucket_cap_mb", message_size * _widest(module) / _MB)
         kwargs.setdefault("find_unused_parameters", delay_allreduce)
-        super().__init__(module, broadcast_buffers=True, **kwargs)
-        self.broadcast_buffers = broadcast_buffers  # not before: they are to start equal
+        super().__init__(module, **kwargs)
+        if "forward_sync_buffers" not in kwargs:
+            self.broadcast_buffers = broadcast_buffers  # not before: they are to start equal
         if allreduce_always_fp32 or not gradient_average or factor != 1.0:
             divide_after = dist.get_world_size(self.process_group) / factor if gradient_average else 1.0
             how = _Reduction(self.process_group, allreduce_always_fp32, factor, divide_after)

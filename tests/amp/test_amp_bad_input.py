@@ -120,6 +120,8 @@ class TestScaleLoss:
 
     def test_with_no_optimizer_at_all(self):
         model, _ = start("O1")
+        with pytest.raises(ValueError, match="no optimizer"), amp.scale_loss(loss_of(model), []):
+            pass
         for nothing in (None, model, "optimizer"):
             with pytest.raises(RuntimeError, match=r"amp\.initialize"), amp.scale_loss(loss_of(model), nothing):
                 pass

@@ -11,6 +11,7 @@ from amp_support import (
     OPTIMIZERS,
     SCALED,
     HalfByHand,
+    batch,
     by_grad_scaler,
     fp32,
     loss_of,
@@ -210,3 +211,34 @@ def test_schedulers_of_other_optimizers_cannot_be_held():
     scheduler = torch.optim.lr_scheduler.ExponentialLR(torch.optim.SGD(net().parameters()), 0.5)
     with pytest.raises(RuntimeError, match=r"amp\.hold_schedulers\(\) got a SGD"):
         amp.hold_schedulers(scheduler)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_on_a_gpu(level, optimizer):
+    model = net().cuda()
+    made = OPTIMIZERS[optimizer](model.parameters())
+    for group in made.param_groups:
+        if "eps" in group:
+            group["eps"] = 1e-4  # what fp16 can hold, for torch's AdamW at O3
+    model, made = amp.initialize(model, made, opt_level=level, verbosity=0, init_scale=2.0**8)
+    x, y = (t.cuda() for t in batch())
+    losses = []
+    for index in range(20):
+        made.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        with amp.scale_loss(loss * (float("inf") if index == 3 and scaled(level) else 1.0), made) as scaled_loss:
+            scaled_loss.backward()
+        nn.utils.clip_grad_norm_(amp.master_params(made), 1.0)
+        made.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] * 0.8
+    assert scale_of(made) == (2.0**7 if scaled(level) else 1.0)
+    half = {"O2": F16, "O3": F16, "O5": BF16}.get(level, torch.float32)
+    assert model[0].weight.dtype is half and model[0].weight.is_cuda
+
+
+def scaled(level):
+    return level in ("O1", "O2")
