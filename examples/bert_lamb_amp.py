@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"step {step + 1:4}  loss {total:.3f}  {(time.perf_counter() - began) / (step + 1):.2f} s a step",
                 flush=True,
             )
-    return int(not sum(losses[-3:]) / 3 < losses[0] * (0.98 if options.fast else 0.7))
+    return int(not sum(losses[-3:]) / 3 < losses[0] * (0.98 if options.fast else 0.75))
 
 
 def optimizer_for(model: nn.Module, options: argparse.Namespace) -> torch.optim.Optimizer:

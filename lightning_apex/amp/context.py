@@ -202,7 +202,6 @@ def any_disabled() -> bool:
 def forward_context_of(of: Any) -> AbstractContextManager[Any]:
     """What forward passes run in; where it is the same in all contexts, nobody needs to choose one."""
     if of is None and len(_alive) > 1:
-        gc.collect()
         kinds = {(c.engine.level.autocasts, c.engine.level.half_dtype, c.engine.device_type) for c in _alive}
         if len(kinds) == 1:
             return next(iter(_alive)).engine.forward_context()

@@ -12,8 +12,8 @@ _HEAD = """\
 An old Apex loop runs after one changed import:
 
 ```python
-import lightning_apex as apex                       # was: import apex
-from lightning_apex import amp                      # was: from apex import amp
+import lightning_apex as apex  # was: import apex
+from lightning_apex import amp  # was: from apex import amp
 from lightning_apex.parallel import DistributedDataParallel as DDP
 ```
 
