@@ -80,9 +80,35 @@ using raw = typename Raw<T>::type;  // what memory holds
 template <class T>
 using signed_bits = std::conditional_t<sizeof(T) == 2, short, std::conditional_t<sizeof(T) == 4, int, long long>>;
 
+// GCC's own __builtin_convertvector goes through half vectors, for several times the instructions.
+template <int n>
+APEX_INLINE lanes<unsigned, n> widen_bits(lanes<unsigned short, n> x) {
+#if APEX_VECTOR_BYTES == 64
+  if constexpr (n == 16) return (lanes<unsigned, n>)_mm512_cvtepu16_epi32((__m256i)x);
+#endif
+#if APEX_VECTOR_BYTES >= 32
+  if constexpr (n == 8) return (lanes<unsigned, n>)_mm256_cvtepu16_epi32((__m128i)x);
+#endif
+  return __builtin_convertvector(x, lanes<unsigned, n>);
+}
+
+// Of numbers below 2^16.
+template <int n>
+APEX_INLINE lanes<unsigned short, n> narrow_bits(lanes<unsigned, n> x) {
+#if APEX_VECTOR_BYTES == 64
+  if constexpr (n == 16) return (lanes<unsigned short, n>)_mm512_cvtepi32_epi16((__m512i)x);
+  if constexpr (n == 8) return (lanes<unsigned short, n>)_mm256_cvtepi32_epi16((__m256i)x);
+#elif APEX_VECTOR_BYTES == 32
+  if constexpr (n == 8)
+    return (lanes<unsigned short, n>)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)x),
+                                                      _mm256_extracti128_si256((__m256i)x, 1));
+#endif
+  return __builtin_convertvector(x, lanes<unsigned short, n>);
+}
+
 template <int n>
 APEX_INLINE lanes<float, n> decode(lanes<unsigned short, n> x, c10::BFloat16*) {
-  return (lanes<float, n>)(__builtin_convertvector(x, lanes<unsigned, n>) << 16);
+  return (lanes<float, n>)(widen_bits<n>(x) << 16);
 }
 
 // To the nearest, ties to even. A NaN stays one: the rounding must not carry it into infinity.
@@ -91,7 +117,7 @@ APEX_INLINE lanes<unsigned short, n> encode(lanes<float, n> x, c10::BFloat16*) {
   const auto bits = (lanes<unsigned, n>)x;
   const lanes<unsigned, n> rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
   const lanes<unsigned, n> quiet_nan = lanes<unsigned, n>{} + 0x7FC0u;
-  return __builtin_convertvector(x == x ? rounded : quiet_nan, lanes<unsigned short, n>);
+  return narrow_bits<n>(x == x ? rounded : quiet_nan);
 }
 
 template <int n>
