@@ -104,7 +104,7 @@ def one_process(
 
 
 def fused(row: str, report: Report, memory: torch.memory_format) -> None:
-    """The last BatchNorm of each block, with the residual and the ReLU that follow it."""
+    """The BatchNorms at the end of blocks, each with a residual to add and a ReLU."""
     sizes, batch = sizes_and_batch(report.options)
     if not report.options.quick:
         sizes = [size for size in sizes if size[0] >= 256 and size[0] * size[1] == 256 * 56]
