@@ -10,6 +10,7 @@ VENV ?= .venv
 TORCH ?= torch>=2.11,<2.16
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 ifeq ($(origin CXX),default)
@@ -36,8 +37,8 @@ demo: preflight $(BUILT)  ## Train a small classifier at several opt levels (a m
 test: preflight $(BUILT)  ## Run the tests; PYTEST_ARGS="-m slow", "-k adam", ...
 	$(call say,"the CUDA kernels$(,) compiled for the host (tests/simt; a minute the first time)")
 	@$(PY) tests/simt/build.py
-	$(call say,"pytest$(if $(PYTEST_ARGS), $(subst ",\",$(PYTEST_ARGS))) (some minutes)")
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	$(call say,"pytest -n $(WORKERS)$(if $(PYTEST_ARGS), $(subst ",\",$(PYTEST_ARGS))) (ten minutes on two cores)")
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 build: preflight $(BUILT)  ## Make $(VENV), install torch and build the extension, no more
 
@@ -78,6 +79,7 @@ help:  ## This list
 	  TORCH '$(TORCH): what pip installs, e.g. torch==2.13.0' \
 	  PIP_ARGS 'further words for pip, e.g. --index-url for CPU-only torch' \
 	  CXX '$(CXX): the C++ compiler' \
+  WORKERS '$(WORKERS): how many processes run tests; 0 for one that a debugger can enter' \
 	  MAX_JOBS 'compilations at a time; default: what cores and memory allow' \
 	  LIGHTNING_APEX_CUDA 'auto (default): CUDA when torch and nvcc have it; 0: never; 1: or fail'
 
