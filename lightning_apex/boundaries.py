@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lightning_apex import passes
 from lightning_apex.casting import HALF, cast_tree, map_tensors
 
 # What these compute is on no autocast list, at least on one device, and they refuse an fp32 input beside half weights.
@@ -63,9 +64,6 @@ def _widen(tensor: Tensor) -> Tensor:
 class _Island:
     """The hooks around one module that computes in fp32; calls may nest."""
 
-    def __init__(self) -> None:
-        self._open: list[tuple[torch.autocast, torch.dtype | None]] = []
-
     # torch.compile cannot trace a context that one function enters and another leaves.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -73,15 +71,10 @@ class _Island:
         map_tensors((args, kwargs), lambda t: seen.append(t) or t)  # type: ignore[func-returns-value]
         half = next((t.dtype for t in seen if t.dtype in HALF), None)
         device = next((t.device for t in (*seen, *module.parameters())), torch.device("cpu"))
-        off = torch.autocast(device.type, enabled=False)
-        off.__enter__()
-        self._open.append((off, half))
+        passes.enter(self, torch.autocast(device.type, enabled=False), half)
         return map_tensors(args, _widen), map_tensors(kwargs, _widen)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        if not self._open:  # the forward pass failed before enter()
-            return output
-        off, half = self._open.pop()
-        off.__exit__(None, None, None)
+        _, half = passes.leave(self)
         return output if half is None else cast_tree(output, half)

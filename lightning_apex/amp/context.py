@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from lightning_apex import passes
 from lightning_apex.amp import forward, stepping
 from lightning_apex.amp.gradients import Gradients, ScaleInUse
 from lightning_apex.engine import PrecisionEngine
@@ -115,10 +116,7 @@ class Context:
 
     def heal(self) -> None:
         """Mends what an exception, or an interrupted notebook cell, has left open."""
-        for model in self.models:
-            hooks = forward.hooks_of(model)
-            if hooks is not None:
-                hooks.heal()
+        passes.heal()
         self.heal_steps()
 
     def heal_steps(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from lightning_apex import passes
 from lightning_apex.casting import cast_tree
 from lightning_apex.engine import convert_input, forward_context
 from lightning_apex.levels import OptLevel
@@ -38,7 +38,6 @@ class ForwardHooks:
         self._begin()
 
     def _begin(self) -> None:
-        self._open: dict[int, list[Any]] = {}  # by thread: DataParallel runs copies that share this object
         self._agreed: ref[nn.Module] | None = None
         self.local = False  # whether gradients of the last forward pass stay on this rank for now
 
@@ -67,31 +66,15 @@ class ForwardHooks:
             context.heal_steps()
             self._look_at_ddp(context)
         device = next((p.device.type for p in module.parameters()), "cpu")
-        casts = self._level.casts_weights or not _casts_disabled.get()
-        inside = forward_context(self._level, device) if casts else None
-        self._open.setdefault(threading.get_ident(), []).append(inside)
-        if inside is not None:
-            inside.__enter__()
+        casts = self._level.autocasts and (self._level.casts_weights or not _casts_disabled.get())
+        passes.enter(self, forward_context(self._level, device) if casts else None)
         return convert_input(self._level, args), convert_input(self._level, kwargs)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The forward hook, also after an error."""
-        contexts = self._open.get(threading.get_ident())
-        if not contexts:
-            return output
-        context = contexts.pop()
-        if not contexts:  # threads come and go
-            self._open.pop(threading.get_ident(), None)
-        if context is not None:
-            context.__exit__(None, None, None)
-        return output if self._cast_outputs is None else cast_tree(output, self._cast_outputs)
-
-    def heal(self) -> None:
-        """Leaves what an interrupted forward pass has entered."""
-        for context in reversed(self._open.pop(threading.get_ident(), [])):
-            if context is not None:
-                context.__exit__(None, None, None)
+        entered, _ = passes.leave(self)
+        return output if self._cast_outputs is None or not entered else cast_tree(output, self._cast_outputs)
 
     def _look_at_ddp(self, context: Context) -> None:
         """In the first forward pass inside DDP, which has made the half weights the same, masters follow."""
@@ -127,6 +110,7 @@ def disable_casts() -> Iterator[None]:
 
     May be nested. Models with half weights (O2, O3, O5) go on as before.
     """
+    passes.heal()
     token = _casts_disabled.set(True)
     devices = ["cpu", *([torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else [])]  # type: ignore[union-attr]
     contexts = [torch.autocast(device, enabled=False) for device in devices]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_apex import passes
 from lightning_apex.amp import context as contexts
 from lightning_apex.amp import stepping
 from lightning_apex.amp.arguments import (
@@ -170,6 +171,8 @@ def scale_loss(
     On the way out gradients are unscaled, in ``param.grad`` or, at levels with masters, where `master_params` shows
     them. If one is not finite, the next ``step()`` of each of the optimizers changes nothing, and the scale backs off.
 
+    Gradients that are there when the block begins are added to the new ones: zero them before it, not inside.
+
     Args:
         loss: What the forward pass computed.
         optimizers: The optimizers whose parameters get gradients from this loss.
@@ -185,7 +188,7 @@ def scale_loss(
     """
     given = [optimizers] if not isinstance(optimizers, list | tuple) else list(optimizers)
     hooks = [contexts.of_optimizer(optimizer, "amp.scale_loss()") for optimizer in given]
-    known = [h for h in hooks if h is not None]
+    known = list({id(h): h for h in hooks if h is not None}.values())
     if not given:
         raise ValueError("amp.scale_loss() got no optimizer: give those whose parameters the loss trains.")
     if not isinstance(loss, Tensor):
@@ -197,6 +200,9 @@ def scale_loss(
     check_loss_id(loss_id, len(context.scalers))
     context.heal()
     if not context.scalers[loss_id].is_enabled():
+        for step_hooks in known:
+            if not step_hooks.gradients.busy:
+                step_hooks.gradients.take_edits()
         yield loss
         return
     for step_hooks in known:
@@ -228,6 +234,7 @@ def autocast(of: nn.Module | Optimizer | None = None, *, enabled: bool = True) -
         of: A model or optimizer, to choose where `initialize` was called more than once at different levels.
         enabled: False is `disable_casts`.
     """
+    passes.heal()
     if not enabled:
         inside: AbstractContextManager[Any] = disable_casts()
     else:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from lightning_apex import passes
 from lightning_apex.amp.gradients import Gradients
 from lightning_apex.amp.stand_in import StandIn
 from lightning_apex.masters import MasterSwap, before_post_hooks
@@ -91,6 +92,7 @@ class StepHooks:
         self._depth = self._depth + 1 if self._depth and _calls_of_step(optimizer) > 1 else 1
         if self._depth > 1:
             return None
+        passes.heal()
         self._clear()
         self._prepared = False
         closure, where = _closure_in(args, kwargs)

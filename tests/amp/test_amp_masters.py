@@ -158,3 +158,37 @@ class TestEdits:
                 made.step()
             results.append((fp32(model), state_of(made)))
         assert same(results[0], results[1]) and same(results[0], results[2])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "fused_adam"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_of_masters_zeroed_by_hand_after_the_step(level: str, optimizer: str) -> None:
+    def run(by_hand: bool) -> dict[str, torch.Tensor]:
+        model, made = start(level, optimizer)
+        for index in range(3):
+            with amp.scale_loss(loss_of(model, index), made) as scaled_loss:
+                scaled_loss.backward()
+            made.step()
+            if not by_hand:
+                made.zero_grad()
+            else:
+                for param in amp.master_params(made):
+                    param.grad = None
+        return fp32(model)
+
+    assert same(run(True), run(False))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("level", ["O1", "O2", "O5"])
+def test_an_optimizer_that_is_named_twice_is_unscaled_once(level: str, optimizer: str) -> None:
+    def run(times: int) -> dict[str, torch.Tensor]:
+        model, made = start(level, optimizer)
+        for index in range(3):
+            made.zero_grad()
+            with amp.scale_loss(loss_of(model, index), [made] * times) as scaled_loss:
+                scaled_loss.backward()
+            made.step()
+        return fp32(model)
+
+    assert same(run(2), run(1))
