@@ -13,7 +13,13 @@ from lightning_apex._extension import build_info, has_cuda
 from lightning_apex.clipping import clip_grad_norm_
 from lightning_apex.levels import OptLevelError
 from lightning_apex.optimizers import *  # noqa: F403  # all it exports, so that a new optimizer is exported there only
-from lightning_apex.parallel import LARC, SyncBatchNorm, convert_syncbn_model, create_syncbn_process_group
+from lightning_apex.parallel import (
+    LARC,
+    SyncBatchNorm,
+    convert_syncbn_model,
+    create_syncbn_process_group,
+    revert_syncbn_model,
+)
 from lightning_apex.scaler import LossScaleError, LossScaler
 
 __version__: str = build_info()["version"]
@@ -32,6 +38,7 @@ __all__ = [
     "has_cuda",
     "optimizers",
     "parallel",
+    "revert_syncbn_model",
 ]
 __all__ += optimizers.__all__
 

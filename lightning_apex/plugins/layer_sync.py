@@ -69,11 +69,12 @@ class ApexSyncBatchNorm(TorchSyncBatchNorm):
 
 
 def warn_where_ignored(trainer: Trainer) -> None:
-    """Warns if the Trainer trains with an `ApexSyncBatchNorm` and a strategy that does not apply it."""
+    """Warns if a Trainer of several processes has an `ApexSyncBatchNorm` and a strategy that does not apply it."""
     plugin = trainer._accelerator_connector._layer_sync
     fits = trainer.state.fn == TrainerFn.FITTING
-    if fits and isinstance(plugin, ApexSyncBatchNorm) and not isinstance(trainer.strategy, _APPLY_IT):
+    alone = trainer.world_size == 1
+    if fits and not alone and isinstance(plugin, ApexSyncBatchNorm) and not isinstance(trainer.strategy, _APPLY_IT):
         rank_zero_warn(
             f"{type(trainer.strategy).__name__} ignores ApexSyncBatchNorm: every process keeps BatchNorm statistics of "
-            "its own. Use strategy='apex_ddp' or 'ddp' for several processes, or leave the plugin out."
+            "its own. Use strategy='apex_ddp' or 'ddp', or leave the plugin out."
         )

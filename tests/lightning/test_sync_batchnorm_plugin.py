@@ -76,20 +76,21 @@ def test_wrong_arguments_are_named(kwargs, said):
 
 
 def test_a_strategy_that_ignores_it_is_warned_of():
-    model = Normed()
-    with pytest.warns(UserWarning, match="SingleDeviceStrategy ignores ApexSyncBatchNorm.*apex_ddp"):
-        fit(model, "O0", batches(1), plugins=[ApexSyncBatchNorm()])
-    assert type(model.net[1]) is nn.BatchNorm1d
-
     class State:
         fn = "fit"
 
     class Fitting:
-        state, strategy = State, ModelParallelStrategy()
+        state, strategy, world_size = State, ModelParallelStrategy(), 2
         _accelerator_connector = type("", (), {"_layer_sync": ApexSyncBatchNorm()})
 
-    with pytest.warns(UserWarning, match="ModelParallelStrategy ignores"):
+    with pytest.warns(UserWarning, match="ModelParallelStrategy ignores ApexSyncBatchNorm.*apex_ddp"):
         warn_where_ignored(Fitting)
+
+
+def test_on_one_device_there_is_nothing_to_synchronise_and_nothing_to_warn_of():
+    model = Normed()
+    fit(model, "O0", batches(1), plugins=[ApexSyncBatchNorm()])
+    assert type(model.net[1]) is nn.BatchNorm1d
 
 
 def test_one_process_under_apex_ddp_is_plain_batchnorm():

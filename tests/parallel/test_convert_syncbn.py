@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from lightning_apex import FusedSGD, SyncBatchNorm, convert_syncbn_model
+import lightning_apex
+from lightning_apex import FusedSGD, SyncBatchNorm, convert_syncbn_model, revert_syncbn_model
 from lightning_apex.casting import has_running_statistics
-from lightning_apex.parallel import revert_syncbn_model
 
 KINDS = [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm]
 
@@ -284,3 +284,9 @@ def test_without_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         revert_syncbn_model(convert_syncbn_model(Net()))
+
+
+def test_what_belongs_together_is_imported_from_one_place():
+    for name in ("SyncBatchNorm", "convert_syncbn_model", "create_syncbn_process_group", "revert_syncbn_model"):
+        assert getattr(lightning_apex, name) is getattr(lightning_apex.parallel, name)
+        assert name in lightning_apex.__all__
