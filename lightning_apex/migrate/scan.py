@@ -21,7 +21,7 @@ WORDS = re.compile(rb"apex|amp_C|syncbn|fused_layer_norm_cuda|amp_backend|amp_le
 _ROOTS = ("apex", "amp_C", "apex_C", "syncbn", "fused_layer_norm_cuda")
 _LOOKUPS = ("import_module", "find_spec", "__import__", "module_available", "package_available", "RequirementCache")
 _TRAINERS = ("Trainer", "from_argparse_args", "dict")
-_UNKNOWN = Row("", "gone", None, "a documented name", "Apex did not offer it to its users, and it is not here.")
+_UNKNOWN = Row("", "gone", None, "a name that Apex documents", "This one was internal to it, or unknown.")
 
 
 @dataclass(frozen=True, order=True)

@@ -143,6 +143,7 @@ PIECES = (
     ),
     gone("syncbn", "`lightning_apex.SyncBatchNorm`", _COMPILED, covers=True),
     gone("fused_layer_norm_cuda", "`torch.nn.functional.layer_norm`", _COMPILED, covers=True),
+    torchs("apex.pyprof", "`torch.profiler.profile`, `torch.cuda.nvtx`", covers=True, module=True),
     gone("apex._autocast_utils", "`torch.amp.custom_fwd` and `custom_bwd`", "It was internal to Apex.", covers=True),
 )
 

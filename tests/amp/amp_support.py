@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from cases import same_bits
 from torch import Tensor, nn
@@ -22,6 +24,19 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "fused_sgd": lambda p, **kw: FusedSGD(p, lr=0.1, momentum=0.9, **kw),
 }
 TORCHS = {"fused_adam": "adamw", "fused_sgd": "sgd"}
+
+
+def thinned(every: int, *axes: Iterable[Any]) -> list[Any]:
+    """All combinations of some axes; ``-m slow`` runs those that are left out, and one in ``every`` is not.
+
+    Which are kept turns from row to row, so that each value meets the values of every other axis.
+    """
+    lists = [list(axis) for axis in axes]
+    rows = []
+    for at in itertools.product(*map(range, map(len, lists))):
+        values = [options[i] for options, i in zip(lists, at, strict=True)]
+        rows.append(pytest.param(*values, marks=[pytest.mark.slow] if sum(at) % every else []))
+    return rows
 
 
 def net(seed: int = 2) -> nn.Sequential:

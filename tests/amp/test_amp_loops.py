@@ -21,6 +21,7 @@ from amp_support import (
     start,
     state_of,
     step,
+    thinned,
 )
 from torch import nn
 
@@ -164,9 +165,7 @@ def test_the_step_is_torchs_own():
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "optimizer", "when"), thinned(3, LEVELS, OPTIMIZERS, ["before", "after"]))
 def test_schedulers_made_before_and_after(level, optimizer, when):
     model = net()
     made = OPTIMIZERS[optimizer](model.parameters())

@@ -148,6 +148,7 @@ def test_names_are_found_where_apex_defined_them(name: str, becomes: str | None)
 def test_the_longest_row_speaks_and_a_covering_one_for_the_rest() -> None:
     assert find("apex.transformer.tensor_parallel.mappings.reduce").name == "apex.transformer.tensor_parallel"
     assert find("apex.transformer.unheard_of").name == "apex.transformer"
+    assert find("apex.pyprof.nvtx.init").name == "apex.pyprof"  # documented until 2020
     assert find("apex.contrib.sparsity.ASP.prune").name == "apex.contrib.sparsity.ASP"
     assert find("pytorch_lightning.plugins.precision.apex_amp.ApexMixedPrecisionPlugin").verdict == "gone"
     assert find("apex.amp.compat") is None and find("torch.nn") is None
