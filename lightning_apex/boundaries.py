@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
 from lightning_apex import passes
@@ -64,8 +65,9 @@ def _widen(tensor: Tensor) -> Tensor:
 class _Island:
     """The hooks around one module that computes in fp32; calls may nest."""
 
-    # torch.compile cannot trace a context that one function enters and another leaves.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # torch.compile cannot trace a context that one function enters and another leaves. Not torch.compiler.disable,
+    # which would import the compiler here and now.
+    @_disable_dynamo
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         seen: list[Tensor] = []
         map_tensors((args, kwargs), lambda t: seen.append(t) or t)  # type: ignore[func-returns-value]
@@ -74,7 +76,7 @@ class _Island:
         passes.enter(self, torch.autocast(device.type, enabled=False), half)
         return map_tensors(args, _widen), map_tensors(kwargs, _widen)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         _, half = passes.leave(self)
         return output if half is None else cast_tree(output, half)

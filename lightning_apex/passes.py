@@ -44,9 +44,14 @@ class _Pass:
     call: int
     alive: ref[_Token] | FrameType
 
-    def may_run(self) -> bool:
-        """Whether ``call`` is still the id of its frame."""
-        return self.alive() is not None if isinstance(self.alive, ref) else True
+    def runs(self) -> bool:
+        """Whether the call is under way; it is a few frames up the stack then."""
+        if isinstance(self.alive, ref) and self.alive() is None:
+            return False
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and id(frame) != self.call:
+            frame = frame.f_back
+        return frame is not None
 
 
 class _UnderWay(threading.local):
@@ -76,8 +81,9 @@ def enter(owner: object, inside: AbstractContextManager[Any] | None, extra: Any 
 
 def leave(owner: object) -> tuple[bool, Any]:
     """In a forward hook that is always called: whether there was an `enter`, and its ``extra``."""
-    heal()
     passes = _here.passes
+    if passes and passes[-1].owner is not owner:
+        heal()
     if not passes or passes[-1].owner is not owner:  # the call failed before
         return False, None
     ended = passes.pop()
@@ -89,13 +95,7 @@ def leave(owner: object) -> tuple[bool, Any]:
 def heal() -> None:
     """Ends what was interrupted in this thread: torch calls no forward hook after a KeyboardInterrupt."""
     passes = _here.passes
-    if not passes:
-        return
-    calls, frame = set(), sys._getframe(1)
-    while frame is not None:
-        calls.add(id(frame))
-        frame = frame.f_back  # type: ignore[assignment]
-    while passes and not (passes[-1].call in calls and passes[-1].may_run()):
+    while passes and not passes[-1].runs():
         _leave_late(passes.pop())
 
 
@@ -122,6 +122,6 @@ def _call() -> FrameType:
 
 
 def _is_between(frame: FrameType) -> bool:
-    """Whether a frame is between a hook and the call: its own, torch.compiler.disable's, torch's ``inner``."""
+    """Whether a frame is between a hook and the call: its own, the compiler's, torch's ``inner``."""
     code = frame.f_code
     return "torch/_dynamo" in code.co_filename or code.co_name in ("enter", "inner")

@@ -10,6 +10,7 @@ from weakref import ref
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -57,8 +58,9 @@ class ForwardHooks:
         """Lets the context live as long as the model."""
         self._owner = context
 
-    # torch.compile cannot trace a context that one function enters and another leaves.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    # torch.compile cannot trace a context that one function enters and another leaves. Not torch.compiler.disable,
+    # which would import the compiler here and now.
+    @_disable_dynamo
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The forward pre-hook."""
         context = self.context
@@ -70,7 +72,7 @@ class ForwardHooks:
         passes.enter(self, forward_context(self._level, device) if casts else None)
         return convert_input(self._level, args), convert_input(self._level, kwargs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """The forward hook, also after an error."""
         entered, _ = passes.leave(self)

@@ -122,7 +122,7 @@ class SyncBatchNorm(_BatchNorm):
             shared: Tensor = self._batch_norm_over_ranks(input, z, group)
             return shared
         refuse_single_value(values_per_channel(input), input.shape, 1)
-        if kernels and input.numel() > 0 and not torch.compiler.is_compiling():
+        if kernels and input.numel() > 0 and not _is_transformed():
             return self._batch_norm(input, z, None)
         weight = self._update_weight()
         if self.track_running_stats and self.num_batches_tracked is not None:
@@ -188,6 +188,15 @@ class SyncBatchNorm(_BatchNorm):
                 "process: save the state_dict(), or revert the model first."
             )
         return self.__dict__.copy()
+
+
+def _is_transformed() -> bool:
+    """Whether the compiler, a transform of `torch.func` or forward-mode differentiation must see torch's operators."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def _matching(input: Tensor, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:

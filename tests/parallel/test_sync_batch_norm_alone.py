@@ -165,6 +165,32 @@ def test_under_autocast_the_output_has_the_inputs_type():
     assert module.running_mean.dtype is torch.float32
 
 
+TRANSFORMS = {
+    "vmap": lambda module, x: torch.func.vmap(module)(x),
+    "grad": lambda module, x: torch.func.grad(lambda x: module(x[0]).pow(3).sum())(x),
+    "jvp": lambda module, x: torch.func.jvp(module, (x[0],), (x[1],))[1],
+    "per_sample": lambda module, x: torch.func.vmap(torch.func.grad(lambda x: module(x).pow(3).sum()))(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # torch's own, for jvp
+@pytest.mark.parametrize("name", list(TRANSFORMS))
+def test_function_transforms_work_as_with_batchnorm(name):
+    x = torch.randn(2, 5, 3)
+    ours, torchs = (kind(3, track_running_stats=False) for kind in (SyncBatchNorm, nn.BatchNorm1d))
+    torch.testing.assert_close(TRANSFORMS[name](ours, x), TRANSFORMS[name](torchs, x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
+def test_forward_mode_differentiation():
+    x, tangent, results = torch.randn(5, 3), torch.randn(5, 3), []
+    for kind in (SyncBatchNorm, nn.BatchNorm1d):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            results.append(torch.autograd.forward_ad.unpack_dual(kind(3)(dual)).tangent)
+    torch.testing.assert_close(*results)
+
+
 def test_a_second_derivative_is_refused_with_a_sentence():
     module, x = SyncBatchNorm(3), torch.randn(4, 3, requires_grad=True)
     (grad,) = torch.autograd.grad(module(x).pow(2).sum(), x, create_graph=True)  # alone, it is no error
