@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tensor_facts.h"
 #include "tensor_lists.h"
 
 namespace py = pybind11;
@@ -19,31 +20,45 @@ namespace lightning_apex {
 
 namespace {
 
-// The tensors of a Python sequence. A tuple keeps the Python objects alive, and they their tensors: these are borrowed,
-// as counting a tensor's references up and down again costs more than all else that a small one needs.
+// The tensors of a Python sequence, in the Python objects that keep them alive: these are borrowed, as counting a
+// tensor's references up and down again costs more than all else that a small one needs.
 class Borrowed {
  public:
-  Borrowed(py::handle list, const char* name)
-      : objects_(py::reinterpret_steal<py::tuple>(PySequence_Tuple(list.ptr()))) {
-    if (!objects_) throw py::error_already_set();
-    const Py_ssize_t n = PyTuple_GET_SIZE(objects_.ptr());
-    for (Py_ssize_t i = 0; i < n; ++i)
-      TORCH_CHECK_TYPE(THPVariable_Check(object(i)), name, "[", i, "] is ", Py_TYPE(object(i))->tp_name,
-                       "; expected a Tensor");
-    tensors_.reserve(n);  // nothing throws from here on
-    for (Py_ssize_t i = 0; i < n; ++i) tensors_.push_back(Borrow::createBorrow(THPVariable_Unpack(object(i))));
+  Borrowed(py::handle list, const char* name) {
+    const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(list.ptr(), "expected a sequence of tensors"));
+    if (!items) throw py::error_already_set();
+    const size_t n = PySequence_Fast_GET_SIZE(items.ptr());
+    PyObject** const objects = PySequence_Fast_ITEMS(items.ptr());
+    objects_.reserve(n);
+    tensors_.reserve(n);
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kLookAhead < n) prefetch(objects[i + kLookAhead]);
+      PyObject* const object = objects[i];
+      if (!THPVariable_Check(object)) {
+        let_go();
+        TORCH_CHECK_TYPE(false, name, "[", i, "] is ", Py_TYPE(object)->tp_name, "; expected a Tensor");
+      }
+      Py_INCREF(object);
+      objects_.push_back(object);
+      tensors_.push_back(Borrow::createBorrow(THPVariable_Unpack(object)));
+    }
   }
   Borrowed(const Borrowed&) = delete;
   Borrowed& operator=(const Borrowed&) = delete;
-  ~Borrowed() {
-    for (Tensor& t : tensors_) Borrow::destroyBorrow(t);
-  }
+  ~Borrowed() { let_go(); }
   operator TensorList() const { return tensors_; }
+  PyObject* object(size_t i) const { return objects_[i]; }
 
  private:
   using Borrow = c10::MaybeOwnedTraits<Tensor>;
-  PyObject* object(Py_ssize_t i) const { return PyTuple_GET_ITEM(objects_.ptr(), i); }
-  py::tuple objects_;
+  void let_go() {
+    for (Tensor& t : tensors_) Borrow::destroyBorrow(t);
+    for (size_t i = 0; i < objects_.size(); ++i) {
+      if (i + kLookAhead < objects_.size()) prefetch(objects_[i + kLookAhead]);
+      Py_DECREF(objects_[i]);
+    }
+  }
+  std::vector<PyObject*> objects_;
   std::vector<Tensor> tensors_;
 };
 
@@ -123,6 +138,39 @@ Tensor tensor_norms(py::handle tensors, double ord) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
+// What a plan of an update depends on in a parameter: its dtype and device, and the kind of gradient it has.
+uint32_t kind_of(const Tensor& param, const Tensor& grad) {
+  const at::Device device = param.device();
+  const uint32_t of_grad = !grad.defined() ? 0 : grad.layout() == at::kStrided ? 1 : 2;
+  return of_grad << 24 | uint32_t(uint8_t(device.index())) << 16 | uint32_t(uint8_t(device.type())) << 8 |
+         uint32_t(uint8_t(param.scalar_type()));
+}
+
+// A subclass may have a gradient of its own making.
+py::object grad_of(PyObject* param, const Tensor& tensor) {
+  if (THPVariable_CheckExact(param)) return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.grad()));
+  return py::reinterpret_borrow<py::object>(param).attr("grad");
+}
+
+std::pair<py::list, py::bytes> gradients_of(py::handle params) {
+  HANDLE_TH_ERRORS
+  const Borrowed borrowed(params, "params");
+  const TensorList tensors = borrowed;
+  const size_t n = tensors.size();
+  std::vector<uint32_t> kinds(n);
+  py::list grads(n);
+  for (size_t i = 0; i < n; ++i) {
+    prefetch(tensors, i + 3 * kLookAhead);
+    if (i + 2 * kLookAhead < n) prefetch(tensors[i + 2 * kLookAhead].unsafeGetTensorImpl()->autograd_meta());
+    if (i + kLookAhead < n) prefetch(tensors[i + kLookAhead].unsafeGetTensorImpl()->grad());
+    py::object grad = grad_of(borrowed.object(i), tensors[i]);
+    kinds[i] = kind_of(tensors[i], grad.is_none() ? Tensor() : THPVariable_Unpack(grad.ptr()));
+    PyList_SET_ITEM(grads.ptr(), i, grad.release().ptr());
+  }
+  return {grads, py::bytes(reinterpret_cast<const char*>(kinds.data()), kinds.size() * sizeof(uint32_t))};
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
 }  // namespace
 
 void bind_calls(py::module_& m) {
@@ -133,6 +181,7 @@ void bind_calls(py::module_& m) {
   m.def("fused_step_", &fused_step_);
   m.def("fused_norms_", &fused_norms_);
   m.def("tensor_norms", &tensor_norms);
+  m.def("gradients_of", &gradients_of);
 }
 
 }  // namespace lightning_apex

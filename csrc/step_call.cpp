@@ -59,6 +59,15 @@ void check_number(const StepCall& call, const char* list, size_t i, const Tensor
   check_value(call.op(), (list + ("[" + std::to_string(i) + "]")).c_str(), t, dtype, 1, device);
 }
 
+// Calls body(list, place in it) for params[i] and what belongs to it.
+template <class Body>
+void for_row(const StepCall& call, size_t i, const Body& body) {
+  const size_t n = call.params.size();
+  if (i >= n) return;
+  for (const TensorList list : {call.params, call.grads, call.masters, call.steps}) body(list, i);
+  for (size_t k = i; k < call.states.size(); k += n) body(call.states, k);
+}
+
 // Whether params[i] and what belongs to it need no further look. `plain` knows params[0].
 bool is_plain_row(const StepCall& call, size_t i, const StateLists& states, const Plain& plain) {
   const size_t n = call.params.size();
@@ -84,8 +93,10 @@ bool all_plain(const StepCall& call, const StateLists& states, at::Device device
   if (call.params.empty()) return true;
   check_list(call.op(), "params", call.params.slice(0, 1), device);
   const Plain plain(call.params[0]);
-  for (size_t i = 0; i < call.params.size(); ++i)
+  for (size_t i = 0; i < call.params.size(); ++i) {
+    for_row(call, i + kLookAhead, [](TensorList list, size_t k) { prefetch(list, k); });
     if (!is_plain_row(call, i, states, plain)) return false;
+  }
   return true;
 }
 
@@ -160,6 +171,8 @@ std::vector<StepRow> step_rows(const StepCall& call, FlatViews& views, double* n
   if (call.norms.has_value()) norms = const_cast<double*>(call.norms->const_data_ptr<double>());
   std::vector<StepRow> rows(n);
   for (size_t i = 0; i < n; ++i) {
+    for_row(call, i + 2 * kLookAhead, [](TensorList list, size_t k) { prefetch(list, k); });
+    for_row(call, i + kLookAhead, [](TensorList list, size_t k) { prefetch_storage(list, k); });
     StepRow& row = rows[i];
     const Tensor& param = views.lead(call.params[i], access);
     const auto flat = [&, contiguous = param.is_contiguous()](const Tensor& t, Access how) -> const Tensor& {

@@ -64,6 +64,25 @@ inline bool same_order(const at::Tensor& t, const at::Tensor& leader) {
   return true;
 }
 
+// How far ahead a loop over thousands of tensors asks for what it will look at: as many small tensors as a step updates
+// are in no near cache, and waiting for each in turn is what their step takes.
+constexpr size_t kLookAhead = 12;
+
+inline void prefetch(const void* address, size_t bytes = 1) {
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(address) + at);
+}
+
+inline void prefetch(const at::Tensor& t) { prefetch(t.unsafeGetTensorImpl(), sizeof(c10::TensorImpl)); }
+
+inline void prefetch(at::TensorList list, size_t i) {
+  if (i < list.size()) prefetch(list[i]);
+}
+
+// Where a tensor's address is kept. The tensor itself was asked for before.
+inline void prefetch_storage(at::TensorList list, size_t i) {
+  if (i < list.size() && list[i].has_storage()) prefetch(list[i].storage().unsafeGetStorageImpl(), 128);
+}
+
 // Recognises at little cost the tensors that nearly all are: contiguous, with the device and the dispatch keys of one
 // that has been checked (and so neither undefined nor sparse). No reason to refuse one that it does not know.
 class Plain {

@@ -69,8 +69,10 @@ void check_no_overlap(const char* op, const char* name, TensorList list) {
 }
 
 void bump_versions(TensorList list) {
-  for (const Tensor& t : list)
-    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  for (size_t i = 0; i < list.size(); ++i) {
+    prefetch(list, i + kLookAhead);
+    if (!list[i].is_inference()) list[i].unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 // ---- flat views ----

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from lightning_apex import ops
-from lightning_apex.optimizers._checks import check_number
+from lightning_apex.optimizers._checks import check_number, check_state_shapes
 from lightning_apex.optimizers._inputs import GroupWork, StepInputs
-from lightning_apex.optimizers._plan import GroupPlan
+from lightning_apex.optimizers._plan import GroupPlan, gradients_of
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -132,10 +132,10 @@ class FusedOptimizer(Optimizer):
         row = _ROWS[self._row(group)]
         names = row["states"] + row["tensor_states"]
         params = group["params"]
-        grads = [param.grad for param in params]
+        grads, kinds = gradients_of(params)
         plan = self._plans.get(index)
-        if plan is None or plan.names != names or not plan.fits(params, grads, masters):
-            plan = self._plans[index] = self._plan(group, names, grads, masters)
+        if plan is None or plan.names != names or not plan.fits(params, kinds, masters):
+            plan = self._plans[index] = self._plan(group, names, grads, kinds, masters)
         return GroupWork(row, grads, plan)
 
     def _update_group(self, group: dict[str, Any], work: GroupWork, inputs: StepInputs) -> None:
@@ -171,7 +171,12 @@ class FusedOptimizer(Optimizer):
         return [float(betas[name]) if name in betas else float(group[name]) for name in names]
 
     def _plan(
-        self, group: dict[str, Any], names: list[str], grads: list[Tensor | None], masters: MasterWeights | None
+        self,
+        group: dict[str, Any],
+        names: list[str],
+        grads: list[Tensor | None],
+        kinds: object,
+        masters: MasterWeights | None,
     ) -> GroupPlan:
         if any(grad is not None and grad.is_sparse for grad in grads):
             raise RuntimeError(
@@ -189,7 +194,7 @@ class FusedOptimizer(Optimizer):
             self._complete(state, names, param, group)
             return state
 
-        plan = GroupPlan(group["params"], grads, names, masters, state_of)
+        plan = GroupPlan(group["params"], grads, kinds, names, masters, state_of)
         self._known_states = list(self.state.values())
         return plan
 
@@ -238,8 +243,12 @@ class FusedOptimizer(Optimizer):
 
         def look(optimizer: Optimizer, final: dict[str, Any]) -> dict[str, Any]:
             saved.update(self._translated(final))
-            for group, saved_group in zip(own, saved["param_groups"], strict=False):
-                self._check(group | saved_group)
+            for group, saved_group in zip(self.param_groups, saved["param_groups"], strict=False):
+                merged = group | saved_group
+                self._check(merged)
+                row = _ROWS[self._row(merged)]
+                for param, index in zip(group["params"], saved_group["params"], strict=False):
+                    check_state_shapes(saved["state"].get(index), index, param, row["states"], row["tensor_states"])
             return saved
 
         # Hooks of the user may replace the dictionary before us, and see the finished state after us.

@@ -38,3 +38,15 @@ def check_state_dtype(dtype: torch.dtype | None) -> None:
     """Requires None, fp32 or bf16."""
     if dtype not in (None, torch.float32, torch.bfloat16):
         raise ValueError(f"state_dtype={dtype!r} is invalid: use None or torch.float32 (fp32), or torch.bfloat16.")
+
+
+def check_state_shapes(state: Any, index: Any, param: Tensor, like_param: list[str], numbers: list[str]) -> None:
+    """Requires of a saved state that moments have their parameter's shape, and ``numbers`` one element."""
+    for name, value in (state or {}).items():
+        if isinstance(value, Tensor) and (
+            (name in like_param and value.shape != param.shape) or (name in numbers and value.numel() != 1)
+        ):
+            raise ValueError(
+                f"The state dict's {name} of parameter {index} has shape {tuple(value.shape)}, and the parameter "
+                f"{tuple(param.shape)}: load what was saved by an optimizer of this kind, for these parameters."
+            )

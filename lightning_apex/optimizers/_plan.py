@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lightning_apex._extension import _C
 from lightning_apex.casting import HALF
 from lightning_apex.sharding import Place, Sharding, like_local, local, place_of
 
@@ -80,6 +81,7 @@ class GroupPlan:
     Args:
         params: The parameters of the group.
         grads: Their gradients, ``None`` where there is none.
+        kinds: What `gradients_of` found them to be.
         names: The names of the states that the update needs.
         masters: The masters of half parameters, if they have any.
         state_of: Gives a parameter's complete state, made if it is missing.
@@ -89,14 +91,14 @@ class GroupPlan:
         self,
         params: list[Tensor],
         grads: list[Tensor | None],
+        kinds: object,
         names: list[str],
         masters: MasterWeights | None,
         state_of: StateOf,
     ) -> None:
         self.names = names
         self._params = list(params)
-        self._absent = [grad is None for grad in grads]
-        self._kinds = _kinds(params)
+        self._kinds = kinds
         self._masters = masters
         buckets: dict[tuple[Place, bool], Bucket] = {}
         for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
@@ -109,19 +111,25 @@ class GroupPlan:
         self.buckets = list(buckets.values())
         self._masters_version = 0 if masters is None else masters.version
 
-    def fits(self, params: list[Tensor], grads: list[Tensor | None], masters: MasterWeights | None) -> bool:
+    def fits(self, params: list[Tensor], kinds: object, masters: MasterWeights | None) -> bool:
         """Whether the plan still holds, given that no parameter's state was replaced."""
         return (
             masters is self._masters
             and (masters is None or masters.version == self._masters_version)
             and len(params) == len(self._params)
             and all(map(is_, params, self._params))
-            and [grad is None for grad in grads] == self._absent
-            and _kinds(params) == self._kinds
+            and kinds == self._kinds
             and all(bucket.is_complete() for bucket in self.buckets)
         )
 
 
-def _kinds(params: list[Tensor]) -> list[tuple[torch.dtype, torch.device]]:
-    # A cast or a move to another device changes a parameter in place.
-    return [(param.dtype, param.device) for param in params]
+def gradients_of(params: list[Tensor]) -> tuple[list[Tensor | None], object]:
+    """The gradients, and what a plan depends on: which parameters have one, of which layout, and dtypes and devices.
+
+    A cast or a move to another device changes a parameter in place.
+    """
+    if torch.compiler.is_compiling():
+        grads = [param.grad for param in params]
+        layouts = [None if grad is None else grad.layout for grad in grads]
+        return grads, [(p.dtype, p.device, layout) for p, layout in zip(params, layouts, strict=True)]
+    return _C.gradients_of(params)

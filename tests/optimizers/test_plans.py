@@ -123,3 +123,27 @@ def test_a_cast_in_place_and_back() -> None:
     assert all(not torch.equal(param, old) for param, old in zip(ours, before, strict=True))
     assert all(torch.equal(param, masters.of(param).bfloat16()) for param in ours)
     assert all(state["exp_avg"].dtype is torch.float32 for state in fused.state.values())
+
+
+def test_a_gradient_that_turns_sparse_is_refused_before_another_group_is_updated() -> None:
+    params = parameters()
+    fused = FusedAdam([{"params": params[1:]}, {"params": params[:1]}])
+    set_gradients(params, 0)
+    fused.step()
+    before = [param.detach().clone() for param in params]
+    params[0].grad = torch.eye(3, 4).to_sparse()
+    with pytest.raises(RuntimeError, match="FusedAdam does not support sparse gradients"):
+        fused.step()
+    for param, value in zip(params, before, strict=True):
+        assert torch.equal(param, value)
+
+
+def test_a_subclass_has_the_gradient_it_says() -> None:
+    class Doubled(nn.Parameter):
+        @property
+        def grad(self) -> Tensor | None:  # type: ignore[override]
+            return torch.full_like(self.detach(), 2.0)
+
+    param = Doubled(torch.zeros(3))
+    FusedAdam([param], lr=1.0, betas=(0.0, 0.0)).step()
+    torch.testing.assert_close(param.detach(), -torch.ones(3))

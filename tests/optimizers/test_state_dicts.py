@@ -23,7 +23,7 @@ from optimizer_support import (
 )
 from torch import nn
 
-from lightning_apex import FusedAdagrad, FusedAdam
+from lightning_apex import FusedAdagrad, FusedAdam, FusedLAMB, FusedLion, FusedNovoGrad
 
 pairs = pytest.mark.parametrize("pair", PAIRS)
 
@@ -222,3 +222,23 @@ def test_a_loaded_group_is_validated_before_anything_changes():
     with pytest.raises(ValueError, match=r"lr_decay=0\.1.*LambdaLR"):
         a.load_state_dict(b.state_dict())
     assert a.param_groups[0]["lr"] == 0.5 and not a.state
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "what"),
+    [
+        (lambda p: FusedAdam(p), lambda p: FusedNovoGrad(p), r"exp_avg_sq of parameter 2 has shape \(0,\)"),
+        (lambda p: FusedNovoGrad(p), lambda p: FusedLAMB(p), r"exp_avg_sq of parameter 1 has shape \(\)"),
+        (lambda p: FusedAdam(p), lambda p: FusedLion(reversed(p)), r"exp_avg of parameter 0 has shape \(\)"),
+    ],
+    ids=["moments for numbers", "numbers for moments", "another order"],
+)
+def test_a_state_of_other_shapes_is_refused_before_anything_changes(saved, loaded, what):
+    params = make_params()
+    fill_grads(0, params)
+    a, b = saved(params), loaded(make_params())
+    a.step()
+    before = copy.deepcopy(b.state_dict())
+    with pytest.raises(ValueError, match=what):
+        b.load_state_dict(a.state_dict())
+    assert b.state_dict() == before
