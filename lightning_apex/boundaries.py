@@ -56,7 +56,8 @@ def _match_inputs(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return cast_tree(args, dtype), cast_tree(kwargs, dtype)
 
 
-def _widen(tensor: Tensor) -> Tensor:
+def widened(tensor: Tensor) -> Tensor:
+    """A half tensor in fp32; others as they are."""
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
@@ -76,7 +77,7 @@ class _Island:
         off = torch.autocast(device.type, enabled=False)
         off.__enter__()
         self._open.append((off, half))
-        return map_tensors(args, _widen), map_tensors(kwargs, _widen)
+        return map_tensors(args, widened), map_tensors(kwargs, widened)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
