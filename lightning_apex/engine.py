@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,6 +16,7 @@ from lightning_apex import ops
 from lightning_apex.boundaries import fp32_islands, matched_inputs, widened
 from lightning_apex.cast_module import CastModule
 from lightning_apex.casting import cast_tree, check_castable, kept_modules, map_tensors, needs_fp32
+from lightning_apex.half_convolutions import HalfConvolutions
 from lightning_apex.levels import OptLevel
 from lightning_apex.masters import MasterWeights
 from lightning_apex.optimizer_state import FP32StateKeeper, match_state, warn_of_vanishing_eps
@@ -252,10 +253,19 @@ def _fused_within(optimizer: Optimizer) -> FusedOptimizer | None:
 
 def forward_context(level: OptLevel, device_type: str) -> AbstractContextManager[Any]:
     """What a forward pass at a level runs in."""
-    if not level.autocasts:
-        return nullcontext()
-    # No weight cache: a weight cast under no_grad would be found again, without its graph, by a later forward.
-    return torch.autocast(device_type, dtype=level.half_dtype, cache_enabled=False)
+    context: AbstractContextManager[Any] = nullcontext()
+    if level.autocasts:
+        # No weight cache: a weight cast under no_grad would be found again, without its graph, by a later forward.
+        context = torch.autocast(device_type, dtype=level.half_dtype, cache_enabled=False)
+    if device_type == "cpu" and level.half_dtype is torch.float16:
+        return _both(context, HalfConvolutions())
+    return context
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def convert_input(level: OptLevel, data: Any) -> Any:
