@@ -58,7 +58,8 @@ def _match_inputs(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     return cast_tree(args, dtype), cast_tree(kwargs, dtype)
 
 
-def _widen(tensor: Tensor) -> Tensor:
+def widened(tensor: Tensor) -> Tensor:
+    """A half tensor in fp32; others as they are."""
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
@@ -74,7 +75,7 @@ class _Island:
         half = next((t.dtype for t in seen if t.dtype in HALF), None)
         device = next((t.device for t in (*seen, *module.parameters())), torch.device("cpu"))
         passes.enter(self, torch.autocast(device.type, enabled=False), half)
-        return map_tensors(args, _widen), map_tensors(kwargs, _widen)
+        return map_tensors(args, widened), map_tensors(kwargs, widened)
 
     @_disable_dynamo
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

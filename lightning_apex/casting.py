@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -106,8 +106,13 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield name, tensor
 
 
-def check_castable(root: nn.Module, casts_weights: bool = True) -> None:
+def check_castable(root: nn.Module, casts_weights: bool = True, known: Container[Tensor] = ()) -> None:
     """Refuses a model that cannot be trained at an opt level.
+
+    Args:
+        root: The model.
+        casts_weights: Whether the level casts weights.
+        known: Parameters that were cast before, with another model that shares them.
 
     Raises:
         ValueError: If a trainable parameter is 16-bit already, a parameter has no values yet, or a module is scripted.
@@ -129,7 +134,7 @@ def check_castable(root: nn.Module, casts_weights: bool = True) -> None:
                 f"Parameter {name!r} is on the meta device and has no values to cast: "
                 "materialise the model (to_empty() and load its weights) before training."
             )
-        if param.requires_grad and param.dtype in HALF:
+        if param.requires_grad and param.dtype in HALF and param not in known:
             raise ValueError(
                 f"Parameter {name!r} is {param.dtype} already: give the opt level an fp32 model "
                 "(remove .half(), .bfloat16() or .to(dtype) from it); the level does the casting."

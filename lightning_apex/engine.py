@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lightning_apex import ops
-from lightning_apex.boundaries import fp32_islands, matched_inputs
+from lightning_apex.boundaries import fp32_islands, matched_inputs, widened
 from lightning_apex.cast_module import CastModule
-from lightning_apex.casting import cast_tree, check_castable, kept_modules, needs_fp32
+from lightning_apex.casting import cast_tree, check_castable, kept_modules, map_tensors, needs_fp32
+from lightning_apex.half_convolutions import HalfConvolutions
 from lightning_apex.levels import OptLevel
 from lightning_apex.masters import MasterWeights
 from lightning_apex.optimizer_state import FP32StateKeeper, match_state, warn_of_vanishing_eps
@@ -50,7 +51,7 @@ class PrecisionEngine:
     # --- the model ----------------------------------------------------------------------------------------------
 
     def convert(self, modules: nn.Module | Sequence[nn.Module], device_type: str) -> None:
-        """Casts modules in place; everything is checked before anything changes.
+        """Casts modules in place; everything is checked before anything changes. May be called again, for others.
 
         Args:
             modules: An fp32 module, or several that train together.
@@ -70,7 +71,7 @@ class PrecisionEngine:
         self._handles += fp32_islands(kept)
         if not self.level.casts_weights:
             return
-        masters = MasterWeights()
+        masters = self._casts[0].masters if self._casts else MasterWeights()
         for module in modules:
             keep_batchnorm = self.level.keep_batchnorm_fp32
             self._casts.append(CastModule(module, self.level.half_dtype, kept, keep_batchnorm, masters))
@@ -87,7 +88,8 @@ class PrecisionEngine:
         kept = dict.fromkeys(kept_modules(modules, self._keep_fp32))
         for module in modules:
             if module not in cast_already:
-                check_castable(module, self.level.casts_weights)
+                known = set(self._casts[0].masters) if self._casts else set()
+                check_castable(module, self.level.casts_weights, known)
             if self.level.casts_weights:
                 kept.update((m, None) for m in module.modules() if needs_fp32(m))
         return list(kept)
@@ -126,6 +128,10 @@ class PrecisionEngine:
         """Casts a batch where the level does so."""
         return convert_input(self.level, data)
 
+    def convert_output(self, data: Any) -> Any:
+        """Makes fp32 of what the model returns, where the level makes it half."""
+        return data if self.level.half_dtype is None else map_tensors(data, widened)
+
     def agree_across_ranks(self, group: torch.distributed.ProcessGroup | None = None) -> None:
         """Makes rank 0's weights those of all ranks, to the last bit; DDP has done so for the half weights."""
         with torch.no_grad():
@@ -135,9 +141,9 @@ class PrecisionEngine:
     # --- training -----------------------------------------------------------------------------------------------
 
     def adopt(self, optimizers: Iterable[Optimizer]) -> None:
-        """Prepares for training with these optimizers; the module is on its device by now."""
-        optimizers = list(optimizers)
-        self._optimizers = WeakSet(optimizers)
+        """Prepares for training with these optimizers, unless known already; the module is on its device by now."""
+        optimizers = [optimizer for optimizer in optimizers if optimizer not in self._optimizers]
+        self._optimizers.update(optimizers)
         if not self._casts:
             return
         for cast in self._casts:
@@ -154,6 +160,11 @@ class PrecisionEngine:
             else:
                 warn_of_vanishing_eps(optimizer)
                 match_state(optimizer)
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those adopted that are still alive."""
+        return list(self._optimizers)
 
     @property
     def steps_itself(self) -> bool:
@@ -242,10 +253,19 @@ def _fused_within(optimizer: Optimizer) -> FusedOptimizer | None:
 
 def forward_context(level: OptLevel, device_type: str) -> AbstractContextManager[Any]:
     """What a forward pass at a level runs in."""
-    if not level.autocasts:
-        return nullcontext()
-    # No weight cache: a weight cast under no_grad would be found again, without its graph, by a later forward.
-    return torch.autocast(device_type, dtype=level.half_dtype, cache_enabled=False)
+    context: AbstractContextManager[Any] = nullcontext()
+    if level.autocasts:
+        # No weight cache: a weight cast under no_grad would be found again, without its graph, by a later forward.
+        context = torch.autocast(device_type, dtype=level.half_dtype, cache_enabled=False)
+    if device_type == "cpu" and level.half_dtype is torch.float16:
+        return _both(context, HalfConvolutions())
+    return context
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def convert_input(level: OptLevel, data: Any) -> Any:

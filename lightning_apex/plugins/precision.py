@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
@@ -15,26 +14,21 @@ from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import Module
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_apex.engine import PrecisionEngine
-from lightning_apex.levels import resolve
-from lightning_apex.masters import MasterWeights
-from lightning_apex.overflow import OverflowReport
 from lightning_apex.plugins.averaging import AveragingAdapter
 from lightning_apex.plugins.callbacks import LossScaleMonitor
 from lightning_apex.plugins.layer_sync import warn_where_ignored
-from lightning_apex.scaler import LossScaler
+from lightning_apex.plugins.shared import PluginBase
 from lightning_apex.schedulers import SchedulerGate
 
 _OWN_PRECISION = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy, XLAStrategy)
 
 
-class ApexPrecision(Precision):
+class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
     """Mixed-precision training at an opt level: ``Trainer(plugins=[ApexPrecision("O2")])``.
 
     ===== ======= ============================= ========= ======= ==========
@@ -73,6 +67,8 @@ class ApexPrecision(Precision):
         ValueError: If an argument of the loss scale is out of range.
     """
 
+    _error = MisconfigurationException
+
     def __init__(
         self,
         opt_level: Literal["O0", "O1", "O2", "O3", "O4", "O5"] = "O1",
@@ -92,15 +88,12 @@ class ApexPrecision(Precision):
         max_consecutive_skips: int | None = 50,
         hold_schedulers: bool = True,
     ) -> None:
-        self.level = resolve(
+        super().__init__(
             opt_level,
             half_dtype=half_dtype,
             keep_batchnorm_fp32=keep_batchnorm_fp32,
             master_weights=master_weights,
             loss_scale=loss_scale,
-        )
-        self.scaler = LossScaler(
-            self.level.loss_scale,
             init_scale=init_scale,
             growth_factor=growth_factor,
             backoff_factor=backoff_factor,
@@ -108,45 +101,19 @@ class ApexPrecision(Precision):
             hysteresis=hysteresis,
             min_loss_scale=min_loss_scale,
             max_loss_scale=max_loss_scale,
+            keep_fp32=keep_fp32,
             max_consecutive_skips=max_consecutive_skips,
         )
-        self.keep_fp32 = _names_and_classes(keep_fp32)
         self.hold_schedulers = hold_schedulers
-        self._told_of_cpu = False
-        self._begin()
 
+    @override
     def _begin(self) -> None:
-        self._engine = PrecisionEngine(self.level, self.scaler, self.keep_fp32)
+        super()._begin()
         self._module: LightningModule | None = None
         self._optimizers: list[Optimizer] = []
         self._gate = SchedulerGate()
         self._averaging: AveragingAdapter | None = None
         self._exposes_gradients = False
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.level.name!r})"
-
-    # --- what people read ---------------------------------------------------------------------------------------
-
-    @property
-    def precision(self) -> str:  # type: ignore[override]
-        """The nearest of Lightning's own precision strings."""
-        return self._engine.level.lightning_precision
-
-    @property
-    def masters(self) -> MasterWeights | None:
-        """The fp32 masters of the model being trained; ``None`` at levels without masters and between runs."""
-        return self._engine.masters
-
-    @property
-    def last_overflow(self) -> OverflowReport | None:
-        """The newest skipped step that the host has learnt of."""
-        return self.scaler.last_overflow
-
-    @property
-    def last_grad_norm(self) -> Tensor | None:
-        """The global L2 norm of the last step's unscaled gradients before clipping, where it was measured."""
-        return self._engine.last_norm
 
     # --- the model ----------------------------------------------------------------------------------------------
 
@@ -165,14 +132,7 @@ class ApexPrecision(Precision):
             device = trainer.strategy.root_device.type
         else:
             device = next((p.device.type for p in module.parameters()), "cpu")
-        level = self.level.on(device)
-        if level.half_dtype is not self.level.half_dtype and not self._told_of_cpu:
-            self._told_of_cpu = True
-            rank_zero_warn(
-                f"ApexPrecision({level.name!r}) uses bfloat16 instead of float16 on a CPU, where float16 is very slow: "
-                "give half_dtype='bfloat16' to agree, or half_dtype='float16' to insist."
-            )
-        engine = PrecisionEngine(level, self.scaler, self.keep_fp32)
+        engine = self._new_engine(device)
         engine.convert(module, device)
         self._engine = engine
         self._module = module if isinstance(module, LightningModule) else None
@@ -215,18 +175,14 @@ class ApexPrecision(Precision):
         self._module = None
         self._optimizers = []
 
-    @override
-    def forward_context(self) -> AbstractContextManager[Any]:
-        return self._engine.forward_context()
-
-    @override
-    def convert_input(self, data: Any) -> Any:
-        return self._engine.convert_input(data)
-
     # --- the training step --------------------------------------------------------------------------------------
 
     @override
     def pre_backward(self, tensor: Tensor, module: LightningModule) -> Tensor:  # type: ignore[override]
+        if not isinstance(module, LightningModule):
+            raise MisconfigurationException(
+                "This ApexPrecision is the Trainer's: give Fabric(plugins=...) the one of lightning_apex.fabric."
+            )
         # on_before_backward sees the loss that training_step returned.
         loss = super().pre_backward(tensor, module)
         scaled: Tensor = self._engine.scale(loss)
@@ -242,8 +198,7 @@ class ApexPrecision(Precision):
         result = closure()
         if not self._may_step(optimizer, model):
             self._after_closure(model, optimizer)
-            self.scaler.drop(optimizer)
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # no step was due, so schedulers are in order
+            self._drop_step(optimizer)
             return result
         step = self._engine.open(optimizer)
         if self._exposes_gradients:
@@ -260,16 +215,9 @@ class ApexPrecision(Precision):
 
     def _may_step(self, optimizer: Optimizer, model: LightningModule) -> bool:
         """No gradient, no step: what a skipped backward pass left behind must not be used again."""
-        if self._engine.has_fresh_gradients(optimizer):
-            return True
-        if model.automatic_optimization or not self._engine.has_gradients(optimizer):
-            return False
-        if self.scaler.is_enabled():
-            raise MisconfigurationException(
-                f"{type(optimizer).__name__}.step() found gradients of a loss that was not scaled: call "
-                "self.manual_backward(loss) instead of loss.backward(), once before each step."
-            )
-        return True
+        if model.automatic_optimization:
+            return self._engine.has_fresh_gradients(optimizer)
+        return self._has_scaled_gradients(optimizer, "self.manual_backward(loss)")
 
     @override
     def clip_gradients(
@@ -297,18 +245,7 @@ class ApexPrecision(Precision):
                 "own ApexPrecision."
             )
 
-    def _refuse_closure_driven(self, optimizer: Optimizer) -> None:
-        if isinstance(optimizer, LBFGS) and self._engine.steps_itself:
-            raise MisconfigurationException(
-                f"LBFGS evaluates the loss several times a step, which ApexPrecision({self.level.name!r}) cannot scale "
-                "or skip as a whole: use opt_level='O0' or 'O4' with LBFGS, or another optimizer."
-            )
-
     # --- checkpoints --------------------------------------------------------------------------------------------
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        return self.scaler.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -332,13 +269,6 @@ class ApexPrecision(Precision):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
-
-
-def _names_and_classes(keep_fp32: Any) -> tuple[str | type, ...]:
-    entries = (keep_fp32,) if isinstance(keep_fp32, str | type) else keep_fp32
-    if not isinstance(entries, Sequence) or not all(isinstance(entry, str | type) for entry in entries):
-        raise ValueError(f"keep_fp32={keep_fp32!r} is invalid: give a list of module name patterns or module classes.")
-    return tuple(entries)
 
 
 def _someone_looks_at_gradients(module: LightningModule, trainer: Trainer) -> bool:

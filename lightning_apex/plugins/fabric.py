@@ -1,0 +1,193 @@
+"""The precision plugin for Lightning's Fabric."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.deepspeed import DeepSpeedStrategy
+from lightning.fabric.strategies.fsdp import FSDPStrategy
+from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
+from lightning.fabric.strategies.strategy import Strategy
+from lightning.fabric.strategies.xla import XLAStrategy
+from lightning.fabric.strategies.xla_fsdp import XLAFSDPStrategy
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.wrappers import _FabricOptimizer
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from lightning_apex.casting import HALF
+from lightning_apex.optimizers._base import FusedOptimizer
+from lightning_apex.plugins.shared import PluginBase
+
+_OWN_PRECISION = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy, XLAStrategy, XLAFSDPStrategy)
+
+
+class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
+    """Mixed precision at an opt level for Fabric: ``Fabric(plugins=[ApexPrecision("O2")])``.
+
+    The levels and the arguments are those of `lightning_apex.ApexPrecision`, the Trainer's plugin; what the model
+    returns is fp32 at every level, for the loss. ``fabric.save(path, {"model": model, "optimizer": optimizer, "amp":
+    plugin})`` saves the loss scale, too; weights are saved in fp32, and any level loads them. Give one plugin to one
+    Fabric. `teardown`, which Fabric never calls by itself, gives the models their fp32 weights back.
+    """
+
+    _error = MisconfigurationException
+
+    @override
+    def _begin(self) -> None:
+        super()._begin()
+        self._modules: WeakSet[Module] = WeakSet()
+        self._under_ddp = False
+        self._ranks_agree = True
+
+    # --- the models ---------------------------------------------------------------------------------------------
+
+    @override
+    def convert_module(self, module: Module) -> Module:
+        # Fabric tells a plugin neither its strategy nor the optimizers, which may load their state before they step.
+        strategy = next((s for s in _alive(Strategy) if getattr(s, "_precision", None) is self), None)
+        if isinstance(strategy, _OWN_PRECISION):
+            raise MisconfigurationException(
+                f"ApexPrecision does not work with {type(strategy).__name__}, which casts or shards the model itself: "
+                "use Fabric(precision='bf16-mixed') there, or strategy='ddp' with this plugin."
+            )
+        if module not in self._modules:
+            if strategy is not None:
+                device = strategy.root_device.type
+            else:
+                device = next((p.device.type for p in module.parameters()), "cpu")
+            engine = self._engine if self._modules else self._new_engine(device)
+            engine.convert(module, device)
+            self._engine = engine
+            self._modules.add(module)
+        self._under_ddp = isinstance(strategy, DDPStrategy)
+        self._ranks_agree = False
+        params = set(module.parameters())
+        self.watch(*(o for o in _alive(Optimizer) if not isinstance(o, _FabricOptimizer) and _shares(o, params)))
+        return module
+
+    def watch(self, *optimizers: Optimizer) -> None:
+        """Prepares optimizers that were made after ``fabric.setup(model)`` for loading state before their first step.
+
+        Fused optimizers, and those that were there at ``fabric.setup``, need no call.
+        """
+        self._engine.adopt(o.optimizer if isinstance(o, _FabricOptimizer) else o for o in optimizers)
+
+    @override
+    def teardown(self) -> None:
+        """Gives the models their fp32 weights back and forgets them, for another Fabric or another level."""
+        self._engine.restore()
+        self.scaler.forget_steps()
+        self._begin()
+
+    @override
+    def convert_output(self, data: Any) -> Any:
+        return self._engine.convert_output(data)
+
+    # --- the training step --------------------------------------------------------------------------------------
+
+    @override
+    def backward(self, tensor: Tensor, model: Module | None, *args: Any, **kwargs: Any) -> None:
+        super().backward(self._engine.scale(tensor), model, *args, **kwargs)
+
+    @override
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        self._meet(optimizer)
+        if not self._engine.steps_itself:
+            return optimizer.step(**kwargs)
+        self._refuse_closure_driven(optimizer)
+        result = None
+        closure = kwargs.pop("closure", None)
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if not self._has_scaled_gradients(optimizer, "fabric.backward(loss)"):
+            self._drop_step(optimizer)
+            return result
+        self._engine.finish(optimizer, self._others(optimizer), **kwargs)
+        return result
+
+    @override
+    def unscale_gradients(self, optimizer: Optimizer) -> None:
+        self._meet(optimizer)
+        if self._engine.steps_itself:
+            self._engine.open(optimizer).expose()
+
+    @override
+    def main_params(self, optimizer: Optimizer) -> list[Tensor]:  # type: ignore[override]
+        """The parameters to clip; none before a step that will be skipped, where Fabric would raise."""
+        step = self.scaler.pending(optimizer)
+        if step is not None and step.was_skipped():
+            return []
+        return [param for group in optimizer.param_groups for param in group["params"]]
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._engine.optimizers:
+            if self.masters is not None:
+                _warn_of_rounded_state(optimizer)
+            self._engine.adopt([optimizer])
+        if not self._ranks_agree:
+            # DDP has given all ranks the half weights of rank 0 by now. All ranks make this step.
+            self._ranks_agree = True
+            if self._under_ddp and torch.distributed.is_initialized():
+                self._engine.agree_across_ranks()
+
+    def _others(self, optimizer: Optimizer) -> list[Optimizer]:
+        """Optimizers of other parameters; an optimizer around another one shares them."""
+        optimizers = self._engine.optimizers
+        if len(optimizers) < 2 or not self.scaler.is_enabled():
+            return []
+        own = {param for group in optimizer.param_groups for param in group["params"]}
+        return [other for other in optimizers if other is not optimizer and not _shares(other, own)]
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process sets up models of its own.
+        running = ("_engine", "_modules", "_under_ddp", "_ranks_agree")
+        return {key: value for key, value in self.__dict__.items() if key not in running}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+def _alive(kind: type) -> list[Any]:
+    """All objects of a class; by type(), because isinstance() would wake lazy objects, and is slow for millions."""
+    objects = gc.get_objects()
+    kinds = {found for found in set(map(type, objects)) if kind in found.__mro__}
+    return [item for item in objects if type(item) in kinds]
+
+
+def _shares(optimizer: Optimizer, params: Iterable[Tensor]) -> bool:
+    groups = getattr(optimizer, "param_groups", ())
+    return any(param in params for group in groups for param in group["params"])
+
+
+def _warn_of_rounded_state(optimizer: Optimizer) -> None:
+    """Warns of state that torch has rounded to half while it loaded it, before anybody could prevent it."""
+    if isinstance(optimizer, FusedOptimizer):
+        return
+    for param, state in optimizer.state.items():
+        if param.dtype in HALF and any(
+            isinstance(v, Tensor) and v.dtype in HALF and bool(v.any()) for v in state.values()
+        ):
+            warnings.warn(
+                f"The state of {type(optimizer).__name__} was rounded to {param.dtype} when it was loaded: call "
+                "plugin.watch(optimizer) before, or give fabric.setup() the model and the optimizer together.",
+                stacklevel=2,
+            )
+            return
