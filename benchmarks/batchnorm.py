@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from benchmarks.common import Contender, Options, Race, Result, _MachineClock, parse_options, race
 from benchmarks.report import Report
-from benchmarks.roofline import traffic
+from benchmarks.roofline import Stream, traffic
 from lightning_apex import SyncBatchNorm
 
 OURS, TORCH, ROOF, APART, NAIVE = "ours", "torch", "roofline", "three calls", "naive"
@@ -81,7 +81,9 @@ class Layers:
         """The optimizers' roofline, on a part of as many elements, which are far more than caches hold."""
         sizes = [max(1, x.numel() // ROOF_PART) for x in self.inputs]
         self._flat = [[torch.zeros(size) for size in sizes] for _ in range(4)]  # kept: only addresses go on
-        return Contender(ROOF, traffic(self._flat[0], self._flat[1], self._flat[2:], threads))
+        param, grad, *moments = self._flat
+        sweep = [Stream(param, written=True), Stream(grad), *(Stream(moment, written=True) for moment in moments)]
+        return Contender(ROOF, traffic([sweep], threads))
 
 
 def sizes_and_batch(options: Options) -> tuple[list[Size], int]:
