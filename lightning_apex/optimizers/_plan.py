@@ -132,4 +132,5 @@ def gradients_of(params: list[Tensor]) -> tuple[list[Tensor | None], object]:
         grads = [param.grad for param in params]
         layouts = [None if grad is None else grad.layout for grad in grads]
         return grads, [(p.dtype, p.device, layout) for p, layout in zip(params, layouts, strict=True)]
-    return _C.gradients_of(params)
+    found: tuple[list[Tensor | None], object] = _C.gradients_of(params)
+    return found

@@ -119,6 +119,7 @@ class SyncBatchNorm(_BatchNorm):
         if group is not None and not kernels:
             raise RuntimeError(f"SyncBatchNorm runs on {' and '.join(_KERNEL_DEVICES)}, not on {input.device.type}.")
         if group is not None:
+            self._refuse_other_channels(input)
             shared: Tensor = self._batch_norm_over_ranks(input, z, group)
             return shared
         refuse_single_value(values_per_channel(input), input.shape, 1)
@@ -128,6 +129,15 @@ class SyncBatchNorm(_BatchNorm):
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         return self._torch_batch_norm(input, z, weight)
+
+    def _refuse_other_channels(self, input: Tensor) -> None:
+        """Before ranks exchange messages of unlike sizes, which ends a process of gloo's."""
+        for tensor in (self.weight, self.running_mean):
+            if tensor is not None and tensor.numel() != input.size(1):
+                raise ValueError(
+                    f"The input of shape {list(input.shape)} has {input.size(1)} channels, and this layer "
+                    f"{tensor.numel()}: they must be equal."
+                )
 
     def _batch_norm(self, input: Tensor, z: Tensor | None, group: Any | None) -> Tensor:
         statistics = (self.running_mean, self.running_var, self.num_batches_tracked)

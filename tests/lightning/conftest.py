@@ -39,5 +39,5 @@ def quiet_and_seeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
     torch.set_num_threads(threads)
-    if torch.distributed.is_initialized():  # a refused strategy may leave one behind, and later tests would average over it
+    if torch.distributed.is_initialized():  # a refused strategy may leave one behind for later tests to average over
         torch.distributed.destroy_process_group()

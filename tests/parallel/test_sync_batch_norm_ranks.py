@@ -79,6 +79,19 @@ def refuses_one_value(rank, sizes, momentum=0.1):
     return {"said": "", "unchanged": False}
 
 
+def refuses_other_channels(rank):
+    """What a layer says to four channels that has three, on either rank alone: nobody has sent anything."""
+    said = []
+    for kwargs in ({"affine": False}, {"track_running_stats": False}):
+        if rank == len(said):
+            with pytest.raises(ValueError, match="channels") as caught:
+                SyncBatchNorm(3, **kwargs)(torch.randn(2, 4, 5))
+            said.append(str(caught.value))
+        else:
+            said.append("")
+    return [said[rank]]  # a bare str is a traceback
+
+
 def all_empty(rank):
     module = SyncBatchNorm(5)
     x = torch.zeros(0, 5, 3, requires_grad=True)
@@ -141,6 +154,7 @@ JOBS = {
     "evaluates_alone": (evaluates_alone, {}),
     "one_value": (refuses_one_value, {"sizes": (1, 0)}),
     "one_value_cumulative": (refuses_one_value, {"sizes": (0, 1), "momentum": None}),
+    "other_channels": (refuses_other_channels, {}),
     "all_empty": (all_empty, {}),
     "shared_twice": (shared_twice, {}),
     "compiled": (compiled, {}),
@@ -210,6 +224,11 @@ def test_one_value_over_all_ranks_is_an_error_on_each_before_anything_changes(tw
     for result in of(two, name):
         assert "more than 1 value per channel" in result["said"] and "all 2 ranks" in result["said"]
         assert result["unchanged"]
+
+
+def test_other_channels_are_an_error_before_anything_is_sent(two):
+    for (said,) in of(two, "other_channels"):
+        assert "[2, 4, 5] has 4 channels, and this layer 3" in said
 
 
 def test_all_ranks_empty(two):
