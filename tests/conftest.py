@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Kernels]:
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_environment() -> Iterator[None]:
+    """A Trainer that prepares for several processes leaves its port and rank behind, for the next test's children."""
+    before = dict(os.environ)
+    yield
+    for name in set(os.environ) - set(before) - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update((name, value) for name, value in before.items() if name != "PYTEST_CURRENT_TEST")
