@@ -44,7 +44,7 @@ class FusedLAMB(FusedOptimizer):
         adam_w_mode: Decay joins :math:`u`, rather than the gradient.
         grad_averaging: Whether the gradient enters :math:`m` times :math:`1 - \beta_1` rather than 1.
         set_grad_none: What ``zero_grad()`` does by default.
-        max_grad_norm: :math:`C`; ``None`` and 0 do not clip.
+        max_grad_norm: :math:`C`; ``None`` and 0 do not clip. The factor is fp32, for fp64 parameters too.
         use_nvlamb: Apply the ratio to parameters without weight decay too.
         maximize: Ascend instead of descend.
         state_dtype: ``torch.bfloat16`` halves the memory of the moments; they are fp32 by default.

@@ -270,7 +270,6 @@ def test_tensors_made_or_moved_after_the_cast(level: str, optimizer: str) -> Non
     assert all_fp32(model)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("level", ["O2", "O3"])
 def test_a_scripted_module_is_refused_where_weights_are_cast(level: str) -> None:
     model = Net()

@@ -173,7 +173,6 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")  # torch's own, for jvp
 @pytest.mark.parametrize("name", list(TRANSFORMS))
 def test_function_transforms_work_as_with_batchnorm(name):
     x = torch.randn(2, 5, 3)
@@ -181,7 +180,6 @@ def test_function_transforms_work_as_with_batchnorm(name):
     torch.testing.assert_close(TRANSFORMS[name](ours, x), TRANSFORMS[name](torchs, x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning")
 def test_forward_mode_differentiation():
     x, tangent, results = torch.randn(5, 3), torch.randn(5, 3), []
     for kind in (SyncBatchNorm, nn.BatchNorm1d):
