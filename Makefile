@@ -58,8 +58,9 @@ format: $(STAMPS)/dev  ## Let ruff and clang-format rewrite the files
 	@$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 bench: preflight $(BUILT)  ## Run every benchmark: ours, each peer and the memory roofline (some minutes)
-	$(call say,"benchmarks.optimizers and benchmarks.step (some minutes; quieter machine$(,) better figures)")
+	$(call say,"benchmarks.optimizers$(,) batchnorm and step (some ten minutes; quieter machine$(,) better figures)")
 	@$(PY) -m benchmarks.optimizers $(BENCH_ARGS)
+	@$(PY) -m benchmarks.batchnorm $(BENCH_ARGS)
 	@$(PY) -m benchmarks.step $(BENCH_ARGS)
 
 clean:  ## Remove what was built, keep $(VENV)
