@@ -17,6 +17,9 @@ from lightning_apex import ops
 TABLE = {row["name"]: row for row in ops.optimizer_table()}
 
 
+SIGNED_STATES = ("exp_avg", "momentum_buffer")  # any other may be under a root
+
+
 @dataclass
 class Problem:
     """The arguments of one call of fused_step_, by name."""
@@ -86,7 +89,7 @@ def problem(
     else:
         p.params = fill(param_dtype, 0)
     for i, state in enumerate(TABLE[name]["states"]):
-        p.states += fill(state_dtype, i, positive=state in ("exp_avg_sq", "max_exp_avg_sq", "sum"))
+        p.states += fill(state_dtype, i, positive=state not in SIGNED_STATES)
     for _ in TABLE[name]["tensor_states"]:
         dtype = F64 if param_dtype == F64 else F32
         p.states += [torch.rand((), dtype=dtype, device=device) for _ in shapes]
