@@ -84,15 +84,20 @@ def start_processes() -> torch.device:
 
 def build(arch: str) -> nn.Module:
     if arch != "small":
-        try:
-            from torchvision import models
-        except ImportError:
-            print(f"torchvision is not installed: a small network instead of {arch}")
-        else:
-            return models.get_model(arch, num_classes=10)
+        from torchvision import models
+
+        return models.get_model(arch, num_classes=10)
     return nn.Sequential(
         *stage(3, 16, 1), *stage(16, 32, 2), *stage(32, 64, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
     )
+
+
+def has_torchvision() -> bool:
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):  # the latter where it was built for another torch
+        return False
+    return True
 
 
 def stage(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
@@ -192,6 +197,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
     parser.add_argument("--demand", type=float, default=0.9, help="the accuracy below which the exit status is 1")
     options = parser.parse_args(argv)
+    if options.arch != "small" and not has_torchvision():
+        print(f"torchvision cannot be imported: a small network instead of {options.arch}")
+        options.arch = "small"
     if options.epochs is None:
         options.epochs = 10 if options.arch == "small" else 3
     if options.lr is None:
