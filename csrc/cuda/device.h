@@ -121,12 +121,16 @@ void launch(void (*kernel)(P...), const Grid& grid, const Exactly<P>&... args) {
   throw_on_error(cudaGetLastError(), grid.file, grid.line);
 }
 
+// Tensors are in global memory. The compiler cannot know it of an address that it reads from a table, and would take
+// instructions that ask, for each access, where it is.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
+  __builtin_assume(__isGlobal(p));
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
 template <int N, class T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& value) {
+  __builtin_assume(__isGlobal(p));
   *reinterpret_cast<Vec<T, N>*>(p) = value;
 }
 // Several threads may store the same value at the same place: one of them lands whole.
