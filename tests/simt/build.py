@@ -26,7 +26,7 @@ _ROOT = _HERE.parent.parent
 _CSRC = _ROOT / "csrc"
 _TORCH = Path(torch.__file__).resolve().parent
 _BUILD = _ROOT / "build" / "simt"
-_CXX = os.environ.get("CXX", "g++")
+CXX = os.environ.get("CXX", "g++")
 _FLAGS = [
     "-std=c++20",
     "-O1",
@@ -87,7 +87,7 @@ def sources() -> list[Path]:
 
 
 def _digest(files: list[Path], *more: str) -> str:
-    digest = hashlib.sha256("\0".join([torch.__version__, _CXX, *_FLAGS, *more]).encode())
+    digest = hashlib.sha256("\0".join([torch.__version__, CXX, *_FLAGS, *more]).encode())
     for file in files:
         digest.update(file.read_bytes() if file.exists() else b"gone")
     return digest.hexdigest()[:20]
@@ -101,7 +101,7 @@ def _run(command: list[str]) -> None:
 
 def _command(source: Path, target: Path, *more: str) -> list[str]:
     door = [] if source.parent == _CSRC else ["-DSIMT_EMU"]  # what knows no device is compiled as it always is
-    return [_CXX, *_FLAGS, *door, *more, "-x", "c++", "-c", str(source), "-o", str(target)]
+    return [CXX, *_FLAGS, *door, *more, "-x", "c++", "-c", str(source), "-o", str(target)]
 
 
 def _object(source: Path, variant: Variant) -> Path:
@@ -126,7 +126,7 @@ def _compile(source: Path, variant: Variant) -> Path:
 
 def _link(objects: list[Path], library: Path, *flags: str) -> None:
     link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
-    _run([_CXX, *flags, *map(str, objects), *link, "-o", str(library)])
+    _run([CXX, *flags, *map(str, objects), *link, "-o", str(library)])
 
 
 def _make(files: list[Path], variant: Variant, name: str, link: Callable[[list[Path], Path], None]) -> Path:
@@ -161,7 +161,7 @@ def build_faults(variant: Variant = PLAIN) -> Path:
     """A program that runs the faults whose names it is given, without Python or torch."""
 
     def link(objects: list[Path], target: Path) -> None:
-        _run([_CXX, *variant.link, *map(str, objects), "-o", str(target)])
+        _run([CXX, *variant.link, *map(str, objects), "-o", str(target)])
 
     knows_torch = ("module.cpp",)
     files = [f for f in sorted(_HERE.iterdir()) if f.suffix in (".cu", ".cpp") and f.name not in knows_torch]
