@@ -32,8 +32,10 @@ namespace {
 class BlockOrder {
  public:
   explicit BlockOrder(uint64_t blocks) : count_(blocks) {
-    for (const int64_t block : machine.overrides.blocks)
-      if (uint64_t(block) < blocks) chosen_.push_back(uint64_t(block));
+    for (const int64_t block : machine.overrides.blocks) {
+      const uint64_t index = block < 0 ? blocks - uint64_t(-block) : uint64_t(block);
+      if (index < blocks) chosen_.push_back(index);
+    }
     if (!chosen_.empty()) count_ = chosen_.size();
     if (machine.order != Order::random) return;
     start_ = machine.random() % count_;

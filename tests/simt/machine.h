@@ -44,7 +44,7 @@ const Counters& counters();
 // What a test may ask for instead of what the kernels' code says.
 struct Overrides {
   int block_threads = 0, chunk = 0;  // 0: as usual
-  std::vector<int64_t> blocks;       // run these alone, where the grid has them; none: all of them
+  std::vector<int64_t> blocks;       // run these alone, -1 the last, where the grid has them; none: all of them
 };
 void set_overrides(const Overrides& overrides);
 unsigned block_threads(int usual, int most);
