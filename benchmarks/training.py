@@ -20,6 +20,9 @@ from lightning_apex.levels import resolve
 
 FP32, AUTOCAST, PURE = "torch fp32", "torch autocast bf16", "torch pure bf16"
 AUTOCAST_FP16 = "torch autocast fp16"
+# Lightning's names for the same, and for fp16 weights.
+_SAME = {"32-true": FP32, "16-mixed": AUTOCAST_FP16, "bf16-mixed": AUTOCAST, "bf16-true": PURE}
+_WEIGHTS = {PURE: torch.bfloat16, "16-true": torch.float16}
 Step = Callable[[], None]
 
 
@@ -67,9 +70,8 @@ def torch_step(precision: str, task: Task, device: str = "cpu") -> Step:
     """The same step in torch's own precision, with torch's fused AdamW."""
     torch.manual_seed(0)
     make, loss_of = task
-    model = make()
-    if precision == PURE:
-        model = model.bfloat16()
+    precision = _SAME.get(precision, precision)
+    model = make().to(_WEIGHTS.get(precision, torch.float32))
     optimizer = AdamW(model.parameters(), lr=1e-4, fused=True)
     half = {AUTOCAST: torch.bfloat16, AUTOCAST_FP16: torch.float16}.get(precision)
     scaler = torch.amp.GradScaler(device, enabled=precision == AUTOCAST_FP16)
