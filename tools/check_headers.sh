@@ -41,7 +41,7 @@ END
 compile_one() {
   local file=$1
   case $file in
-    *.cu) "$CUDA_HOME/bin/nvcc" "${FLAGS[@]}" -ptx -arch=compute_90 -Xcicc -O0 --expt-relaxed-constexpr -o /dev/null "$file" ;;
+    *.cu) "$CUDA_HOME/bin/nvcc" "${FLAGS[@]}" -ptx -arch=compute_90 --expt-relaxed-constexpr -o /dev/null "$file" ;;
     *) "$CXX" "${FLAGS[@]}" -fsyntax-only -Wall -Wextra -fopenmp "$file" ;;
   esac || {
     echo "$file: does not compile"
