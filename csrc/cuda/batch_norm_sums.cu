@@ -59,8 +59,13 @@ __device__ __forceinline__ V join_rows(V mine, int row, int rows, int at_once, V
 
 // ---- moments ----
 
+// Blocks at work on a multiprocessor. Left to itself, the compiler wants one more than these, and spills for it.
+constexpr int kBlocksOfPlanes = 5;
+template <int N>
+constexpr int kBlocksOfRows = N > 4 ? 3 : 4;
+
 template <class T, int N>
-__global__ void __launch_bounds__(kBatchNormThreads)
+__global__ void __launch_bounds__(kBatchNormThreads, kBlocksOfPlanes)
     plane_moments_kernel(const BatchNormSplit split, const T* x, const MomentParts to) {
   const PlaneShare share(split);
   Seen<compute_t<T>> seen;
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(kBatchNormThreads)
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(kBatchNormThreads)
+__global__ void __launch_bounds__(kBatchNormThreads, kBlocksOfRows<N>)
     row_moments_kernel(const BatchNormSplit split, const T* x, const MomentParts to) {
   APEX_SHARED(shared, Moments[kBatchNormThreads]);
   const RowShare<N> share(split);
