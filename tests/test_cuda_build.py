@@ -96,7 +96,8 @@ def test_warnings_are_errors_for_those_who_ask(setup: SimpleNamespace, monkeypat
     for of_compiler in flags.values():
         assert of_compiler[-2:] == ["-isystem", "/torch/include"]
     monkeypatch.setenv("LIGHTNING_APEX_WERROR", "1")
-    flags = setup.compiler_flags([])
+    flags = setup.compiler_flags([], (13, 0))
+    assert "-compress-mode=size" in flags["nvcc"]
     assert "-Werror" in flags["cxx"] and "-Werror=all-warnings" in flags["nvcc"]
     monkeypatch.setenv("LIGHTNING_APEX_WERROR", "yes")
     with pytest.raises(SystemExit, match="LIGHTNING_APEX_WERROR='yes' is neither 1 nor 0"):
