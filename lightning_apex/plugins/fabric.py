@@ -1,24 +1,14 @@
-"""The precision plugin for Lightning's Fabric."""
+"""The body of the precision plugin for Lightning's Fabric; see `lightning_apex.plugins.namespace`."""
 
 from __future__ import annotations
 
 import gc
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
-from lightning.fabric.plugins.precision import Precision
-from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.deepspeed import DeepSpeedStrategy
-from lightning.fabric.strategies.fsdp import FSDPStrategy
-from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
-from lightning.fabric.strategies.strategy import Strategy
-from lightning.fabric.strategies.xla import XLAStrategy
-from lightning.fabric.strategies.xla_fsdp import XLAFSDPStrategy
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -26,12 +16,16 @@ from typing_extensions import override
 
 from lightning_apex.casting import HALF
 from lightning_apex.optimizers._base import FusedOptimizer
+from lightning_apex.plugins.namespace import FabricNamespace
 from lightning_apex.plugins.shared import PluginBase
 
-_OWN_PRECISION = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy, XLAStrategy, XLAFSDPStrategy)
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.precision import Precision
+else:
+    Precision = object
 
 
-class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
+class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
     """Mixed precision at an opt level for Fabric: ``Fabric(plugins=[ApexPrecision("O2")])``.
 
     The levels and the arguments are those of `lightning_apex.ApexPrecision`, the Trainer's plugin; what the model
@@ -40,7 +34,7 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
     Fabric. `teardown`, which Fabric never calls by itself, gives the models their fp32 weights back.
     """
 
-    _error = MisconfigurationException
+    _lightning: FabricNamespace
 
     @override
     def _begin(self) -> None:
@@ -54,9 +48,9 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
     @override
     def convert_module(self, module: Module) -> Module:
         # Fabric tells a plugin neither its strategy nor the optimizers, which may load their state before they step.
-        strategy = next((s for s in _alive(Strategy) if getattr(s, "_precision", None) is self), None)
-        if isinstance(strategy, _OWN_PRECISION):
-            raise MisconfigurationException(
+        strategy = next((s for s in _alive(self._lightning.Strategy) if getattr(s, "_precision", None) is self), None)
+        if isinstance(strategy, self._lightning.cast_themselves):
+            raise self._lightning.misuse(
                 f"ApexPrecision does not work with {type(strategy).__name__}, which casts or shards the model itself: "
                 "use Fabric(precision='bf16-mixed') there, or strategy='ddp' with this plugin."
             )
@@ -69,10 +63,11 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
             engine.convert(module, device)
             self._engine = engine
             self._modules.add(module)
-        self._under_ddp = isinstance(strategy, DDPStrategy)
+        self._under_ddp = isinstance(strategy, self._lightning.DDPStrategy)
         self._ranks_agree = False
         params = set(module.parameters())
-        self.watch(*(o for o in _alive(Optimizer) if not isinstance(o, _FabricOptimizer) and _shares(o, params)))
+        wrapper = self._lightning.FabricOptimizer
+        self.watch(*(o for o in _alive(Optimizer) if not isinstance(o, wrapper) and _shares(o, params)))
         return module
 
     def watch(self, *optimizers: Optimizer) -> None:
@@ -80,7 +75,7 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
 
         Fused optimizers, and those that were there at ``fabric.setup``, need no call.
         """
-        self._engine.adopt(o.optimizer if isinstance(o, _FabricOptimizer) else o for o in optimizers)
+        self._engine.adopt(o.optimizer if isinstance(o, self._lightning.FabricOptimizer) else o for o in optimizers)
 
     @override
     def teardown(self) -> None:

@@ -1,34 +1,31 @@
-"""The precision plugin for Lightning's Trainer."""
+"""The body of the precision plugin for Lightning's Trainer; see `lightning_apex.plugins.namespace`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.strategies.xla import XLAStrategy
-from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import GradClipAlgorithmType
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_apex.plugins.averaging import AveragingAdapter
-from lightning_apex.plugins.callbacks import LossScaleMonitor
+from lightning_apex.plugins.callbacks import LossScaleMonitorBody
 from lightning_apex.plugins.layer_sync import warn_where_ignored
+from lightning_apex.plugins.namespace import OURS, TrainerNamespace
 from lightning_apex.plugins.shared import PluginBase
 from lightning_apex.schedulers import SchedulerGate
 
-_OWN_PRECISION = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy, XLAStrategy)
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.plugins.precision import Precision
+else:
+    Precision = object
 
 
-class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
+class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
     """Mixed-precision training at an opt level: ``Trainer(plugins=[ApexPrecision("O2")])``.
 
     ===== ======= ============================= ========= ======= ==========
@@ -67,7 +64,7 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
         ValueError: If an argument of the loss scale is out of range.
     """
 
-    _error = MisconfigurationException
+    _lightning: TrainerNamespace
 
     def __init__(
         self,
@@ -119,11 +116,12 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
 
     @override
     def convert_module(self, module: Module) -> Module:
-        trainer = module._trainer if isinstance(module, LightningModule) else None
+        self._lightning.refuse_stranger(module, "ApexPrecision")
+        trainer = module._trainer if isinstance(module, self._lightning.LightningModule) else None
         self._refuse_second_trainer(trainer)
         self.teardown()  # of a run that ended without one
-        if trainer is not None and isinstance(trainer.strategy, _OWN_PRECISION):
-            raise MisconfigurationException(
+        if trainer is not None and isinstance(trainer.strategy, self._lightning.cast_themselves):
+            raise self._lightning.misuse(
                 f"ApexPrecision does not work with {type(trainer.strategy).__name__}, which casts the model itself: "
                 "use Trainer(precision='bf16-mixed') there, or strategy='ddp' with this plugin."
             )
@@ -135,7 +133,7 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
         engine = self._new_engine(device)
         engine.convert(module, device)
         self._engine = engine
-        self._module = module if isinstance(module, LightningModule) else None
+        self._module = module if isinstance(module, self._lightning.LightningModule) else None
         return module
 
     @override
@@ -148,19 +146,19 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
         if trainer.world_size > 1:
             self._engine.agree_across_ranks()
         # Evaluation connects the optimizers of the last fit again.
-        if trainer.state.fn != TrainerFn.FITTING:
+        if trainer.state.fn != "fit":
             return model, optimizers, lr_schedulers
         for optimizer in optimizers:
             self._refuse_closure_driven(optimizer)
         self._optimizers = optimizers
         self.scaler.begin_run()
         self._engine.adopt(optimizers)
-        self._engine.measures_always = any(isinstance(cb, LossScaleMonitor) for cb in trainer.callbacks)  # type: ignore[attr-defined]
-        self._exposes_gradients = _someone_looks_at_gradients(self._module, trainer)
+        self._engine.measures_always = any(isinstance(cb, LossScaleMonitorBody) for cb in trainer.callbacks)  # type: ignore[attr-defined]
+        self._exposes_gradients = self._someone_looks_at_gradients(self._module, trainer)
         if self.hold_schedulers and self.scaler.is_enabled():
             self._gate.watch(config.scheduler for config in lr_schedulers)
         if self._engine.cast is not None:
-            self._averaging = AveragingAdapter(self._module, self._engine.cast)
+            self._averaging = AveragingAdapter(self._module, self._engine.cast, self._lightning)
             self._averaging.attach(trainer.callbacks)  # type: ignore[attr-defined]
         return model, optimizers, lr_schedulers
 
@@ -179,9 +177,10 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
 
     @override
     def pre_backward(self, tensor: Tensor, module: LightningModule) -> Tensor:  # type: ignore[override]
-        if not isinstance(module, LightningModule):
-            raise MisconfigurationException(
-                "This ApexPrecision is the Trainer's: give Fabric(plugins=...) the one of lightning_apex.fabric."
+        if not isinstance(module, self._lightning.LightningModule):
+            raise self._lightning.misuse(
+                "This ApexPrecision is the Trainer's: give Fabric(plugins=...) the one of "
+                f"{OURS[self._lightning.fabric]}."
             )
         # on_before_backward sees the loss that training_step returned.
         loss = super().pre_backward(tensor, module)
@@ -224,7 +223,7 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
         self,
         optimizer: Optimizer,
         clip_val: int | float = 0.0,
-        gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
+        gradient_clip_algorithm: str = "norm",  # Lightning's enumeration is a str
     ) -> None:
         if clip_val <= 0 or self._module is None:
             return
@@ -232,15 +231,24 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
         step = self._engine.open(optimizer)
         if self._exposes_gradients or not self._module.automatic_optimization:
             step.expose()
-        if gradient_clip_algorithm == GradClipAlgorithmType.VALUE:
+        if gradient_clip_algorithm == "value":
             step.clip_value(clip_val)
         else:
             step.clip_norm(clip_val)
 
+    def _someone_looks_at_gradients(self, module: LightningModule, trainer: Trainer) -> bool:
+        """Whether a hook may read or edit the gradients between backward and the update, and wants them unscaled."""
+        is_overridden = self._lightning.is_overridden
+        hooks = ("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        return any(is_overridden(hook, module) for hook in hooks) or any(
+            is_overridden("on_before_optimizer_step", callback) for callback in callbacks
+        )
+
     def _refuse_second_trainer(self, trainer: Trainer | None) -> None:
         busy = self._module._trainer if self._module is not None else None
-        if busy is not None and busy is not trainer and busy.state.status == TrainerStatus.RUNNING:
-            raise MisconfigurationException(
+        if busy is not None and busy is not trainer and busy.state.status == "running":
+            raise self._lightning.misuse(
                 "This ApexPrecision object is at work in another Trainer that is still running: give each Trainer its "
                 "own ApexPrecision."
             )
@@ -250,12 +258,12 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # trainer.test(ckpt_path=...) must not change the loss scale of the training it interrupts.
-        if self._module is None or self._module.trainer.state.fn == TrainerFn.FITTING:
+        if self._module is None or self._module.trainer.state.fn == "fit":
             self.scaler.load_state_dict(state_dict)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        own, *bases = (kind.__qualname__ for kind in type(self).__mro__ if issubclass(kind, ApexPrecision))
+        own, *bases = (kind.__qualname__ for kind in type(self).__mro__ if issubclass(kind, ApexPrecisionBody))
         # Lightning's own plugin keeps a GradScaler's state under its name.
         others = [checkpoint[name] for name in (*bases, "MixedPrecision") if checkpoint.get(name)]
         if own not in checkpoint and others:
@@ -269,12 +277,3 @@ class ApexPrecision(PluginBase, Precision):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
-
-
-def _someone_looks_at_gradients(module: LightningModule, trainer: Trainer) -> bool:
-    """Whether gradients must be unscaled in memory: a hook between backward and the update may read or edit them."""
-    hooks = ("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return any(is_overridden(hook, module) for hook in hooks) or any(
-        is_overridden("on_before_optimizer_step", callback) for callback in callbacks
-    )

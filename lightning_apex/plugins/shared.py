@@ -1,4 +1,4 @@
-"""What the precision plugins for Trainer and Fabric have in common; imports neither."""
+"""What the precision plugins for Trainer and Fabric have in common."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lightning_apex.engine import PrecisionEngine
 from lightning_apex.levels import resolve
 from lightning_apex.masters import MasterWeights
 from lightning_apex.overflow import OverflowReport
+from lightning_apex.plugins.namespace import Namespace
 from lightning_apex.scaler import LossScaler
 
 
@@ -24,7 +25,7 @@ class PluginBase:
     Stands before Lightning's class among the bases of a plugin. See `lightning_apex.ApexPrecision` for the arguments.
     """
 
-    _error: type[Exception] = RuntimeError  # for misuse; Lightning's own class in a plugin
+    _lightning: Namespace  # a plugin's own
 
     def __init__(
         self,
@@ -83,6 +84,10 @@ class PluginBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.level.name!r})"
 
+    def __str__(self) -> str:
+        # Lightning's message about a plugin that it does not know shows this.
+        return f"{self!r} ({self._lightning.hint(type(self).__name__)})"
+
     # --- what people read ---------------------------------------------------------------------------------------
 
     @property
@@ -128,7 +133,7 @@ class PluginBase:
         if not self._engine.has_gradients(optimizer):
             return False
         if self.scaler.is_enabled():
-            raise self._error(
+            raise self._lightning.misuse(
                 f"{type(optimizer).__name__}.step() found gradients of a loss that was not scaled: call {instead} "
                 "instead of loss.backward(), once before each step."
             )
@@ -141,7 +146,7 @@ class PluginBase:
 
     def _refuse_closure_driven(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, LBFGS) and self._engine.steps_itself:
-            raise self._error(
+            raise self._lightning.misuse(
                 f"LBFGS evaluates the loss several times a step, which ApexPrecision({self.level.name!r}) cannot scale "
                 "or skip as a whole: use opt_level='O0' or 'O4' with LBFGS, or another optimizer."
             )

@@ -7,6 +7,8 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_apex import ApexPrecision
+
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_model_parallel_is_refused(level):
@@ -31,10 +33,9 @@ def test_fsdp_is_refused(how):
 
 
 def test_fsdp_is_refused_with_a_sentence_once_lightning_accepts_the_plugin():
-    from lightning_apex.plugins import precision
-
-    assert FSDPStrategy in precision._OWN_PRECISION
-    assert DeepSpeedStrategy in precision._OWN_PRECISION
+    refused = ApexPrecision._lightning.cast_themselves
+    assert FSDPStrategy in refused
+    assert DeepSpeedStrategy in refused
 
 
 def test_deepspeed_is_refused():
