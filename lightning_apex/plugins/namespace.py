@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
     from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+    from lightning.pytorch.strategies import ModelParallelStrategy
 
 # Where this package keeps its classes for a package of Lightning's.
 OURS = {
@@ -74,9 +75,9 @@ class TrainerNamespace(Namespace):
         self.cast_themselves: tuple[type, ...] = (
             strategies.FSDPStrategy,
             strategies.DeepSpeedStrategy,
-            strategies.ModelParallelStrategy,
             xla.XLAStrategy,
         )
+        self.ModelParallelStrategy: type[ModelParallelStrategy] = strategies.ModelParallelStrategy
         self.apply_layer_sync: tuple[type, ...] = (strategies.DDPStrategy, strategies.FSDPStrategy)
 
     def refuse_stranger(self, obj: Any, ours: str) -> None:
@@ -102,7 +103,7 @@ class FabricNamespace(Namespace):
         self.cast_themselves: tuple[type, ...] = (
             strategies.FSDPStrategy,
             strategies.DeepSpeedStrategy,
-            strategies.ModelParallelStrategy,
             strategies.XLAStrategy,
             strategies.XLAFSDPStrategy,
         )
+        self.ModelParallelStrategy: type[FabricStrategy] = strategies.ModelParallelStrategy

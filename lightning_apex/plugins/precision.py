@@ -14,6 +14,7 @@ from typing_extensions import override
 from lightning_apex.plugins.averaging import AveragingAdapter
 from lightning_apex.plugins.callbacks import LossScaleMonitorBody
 from lightning_apex.plugins.layer_sync import warn_where_ignored
+from lightning_apex.plugins.model_parallel import evaluate_without_inference_mode
 from lightning_apex.plugins.namespace import OURS, TrainerNamespace
 from lightning_apex.plugins.shared import PluginBase
 from lightning_apex.schedulers import SchedulerGate
@@ -120,18 +121,18 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         trainer = module._trainer if isinstance(module, self._lightning.LightningModule) else None
         self._refuse_second_trainer(trainer)
         self.teardown()  # of a run that ended without one
-        if trainer is not None and isinstance(trainer.strategy, self._lightning.cast_themselves):
-            raise self._lightning.misuse(
-                f"ApexPrecision does not work with {type(trainer.strategy).__name__}, which casts the model itself: "
-                "use Trainer(precision='bf16-mixed') there, or strategy='ddp' with this plugin."
-            )
         if trainer is not None:
+            self._refuse_strategy(trainer)
             warn_where_ignored(trainer)
             device = trainer.strategy.root_device.type
         else:
             device = next((p.device.type for p in module.parameters()), "cpu")
         engine = self._new_engine(device)
-        engine.convert(module, device)
+        if trainer is not None and isinstance(trainer.strategy, self._lightning.ModelParallelStrategy):
+            engine.convert_sharded(module, device)
+            evaluate_without_inference_mode(trainer)
+        else:
+            engine.convert(module, device)
         self._engine = engine
         self._module = module if isinstance(module, self._lightning.LightningModule) else None
         return module
@@ -244,6 +245,14 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         return any(is_overridden(hook, module) for hook in hooks) or any(
             is_overridden("on_before_optimizer_step", callback) for callback in callbacks
         )
+
+    def _refuse_strategy(self, trainer: Trainer) -> None:
+        if isinstance(trainer.strategy, self._lightning.cast_themselves):
+            raise self._lightning.misuse(
+                f"ApexPrecision does not work with {type(trainer.strategy).__name__}, which casts the model itself: "
+                "use strategy='ddp', or ModelParallelStrategy() with plugin.fully_shard() in configure_model for a "
+                "model that is too large for one device; or Trainer(precision='bf16-mixed') without this plugin."
+            )
 
     def _refuse_second_trainer(self, trainer: Trainer | None) -> None:
         busy = self._module._trainer if self._module is not None else None

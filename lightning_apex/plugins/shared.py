@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from lightning_apex.engine import PrecisionEngine
+from lightning_apex.fsdp import fully_shard
 from lightning_apex.levels import resolve
 from lightning_apex.masters import MasterWeights
 from lightning_apex.overflow import OverflowReport
 from lightning_apex.plugins.namespace import Namespace
 from lightning_apex.scaler import LossScaler
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 class PluginBase:
     """The settings of a precision plugin, its engine, and what people read from it.
@@ -109,6 +112,37 @@ class PluginBase:
     def last_grad_norm(self) -> Tensor | None:
         """The global L2 norm of the last step's unscaled gradients before clipping, where it was measured."""
         return self._engine.last_norm
+
+    # --- models that are spread over processes ------------------------------------------------------------------
+
+    def fully_shard(
+        self,
+        module: nn.Module | Sequence[nn.Module],
+        *,
+        mesh: DeviceMesh,
+        reduce_dtype: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls torch's ``fully_shard`` (FSDP2), such that a module computes as the opt level says.
+
+        Called like torch's, from the layers of a model to the whole: in ``configure_model`` of a `LightningModule`, or
+        in the ``parallelize_fn`` of Fabric's `ModelParallelStrategy`. At O2 and O5 the weights are gathered in the half
+        type, and the fp32 shards are the masters; BatchNorm and the classes of ``keep_fp32`` are gathered in fp32, and
+        so must be modules that ``keep_fp32`` names by a pattern, with torch's function and before those around them.
+
+        Args:
+            module: A module, or several that are gathered together.
+            mesh: The processes to spread it over, such as ``self.device_mesh["data_parallel"]``; two-dimensional for
+                weights that are spread within a group of processes, and the same in all groups (HSDP).
+            reduce_dtype: What gradients are averaged in; ``None`` for the dtype they are computed in.
+            **kwargs: For ``torch.distributed.fsdp.fully_shard``, but not ``mp_policy``.
+
+        Raises:
+            OptLevelError: At O3, and at other levels with half weights and no masters.
+            ValueError: If ``mp_policy`` is given.
+        """
+        classes = tuple(entry for entry in self.keep_fp32 if isinstance(entry, type))
+        return fully_shard(module, self.level.on(mesh.device_type), classes, reduce_dtype, mesh=mesh, **kwargs)
 
     # --- what Lightning calls, the same in both -----------------------------------------------------------------
 
