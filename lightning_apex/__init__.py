@@ -45,13 +45,19 @@ __all__ += optimizers.__all__
 if TYPE_CHECKING or find_spec("lightning") is not None:
     # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported, and a Trainer
     # the strategies that the import registers.
-    from lightning_apex.plugins import ApexDDPStrategy, ApexPrecision, ApexSyncBatchNorm, LossScaleMonitor
+    from lightning_apex.plugins import (
+        ApexDDPStrategy,
+        ApexModelSummary,
+        ApexPrecision,
+        ApexSyncBatchNorm,
+        LossScaleMonitor,
+    )
 
-    __all__ += ["ApexDDPStrategy", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+    __all__ += ["ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ApexDDPStrategy", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"):
+    if name in ("ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"):
         raise ImportError(
             f"lightning_apex.{name} needs Lightning: run `pip install 'lightning>=2.6,<2.8'`, or import it from "
             "lightning_apex.pl with pytorch_lightning."

@@ -69,7 +69,6 @@ class OptimizerStep:
 
     # --- what happens between the backward pass and the update --------------------------------------------------
 
-    @measuring
     def clip_norm(self, max_norm: float) -> None:
         """Clips the gradients to a global L2 norm of ``max_norm``; at or below 0 does nothing."""
         if max_norm <= 0:
@@ -78,6 +77,10 @@ class OptimizerStep:
             self._max_norm = min(self._max_norm or max_norm, max_norm)
             return
         self.expose()
+        self._clip_written(max_norm)
+
+    @measuring
+    def _clip_written(self, max_norm: float) -> None:
         groups = self._by_place()
         total = self._sum_of_squares(groups)
         for grads in groups.values():
@@ -87,20 +90,25 @@ class OptimizerStep:
             ops.unscale_(grads, factor)
             self.norm = norm if self.norm is None else self.norm
 
-    @measuring
     def clip_value(self, clip_value: float) -> None:
         """Clips each element of the gradients to ``[-clip_value, clip_value]``; at or below 0 does nothing."""
         if clip_value > 0:
             self.expose()
-            if present := [p for p in self.params if p.grad is not None]:
-                torch.nn.utils.clip_grad_value_(present, clip_value)
+            with self.sections("measure"):
+                if present := [p for p in self.params if p.grad is not None]:
+                    torch.nn.utils.clip_grad_value_(present, clip_value)
 
-    @measuring
     def expose(self) -> None:
         """Writes the unscaled gradients to ``param.grad``, where a user may look at them and edit them."""
         if self.exposed:
             return
         self.exposed = True
+        self._write_unscaled()
+        if self._max_norm:
+            self.clip_norm(self._max_norm)
+
+    @measuring
+    def _write_unscaled(self) -> None:
         for (device, sharding), params in self._params_by_place().items():
             inverse = self._scaler.scale_on(device).reciprocal() if self._scaler.is_enabled() else None
             plain: list[Tensor] = []
@@ -119,8 +127,6 @@ class OptimizerStep:
                 grads = [dense_values(p) for p in plain]
                 self._note(plain, ops.unscale_(grads, inverse), sharding)
         self._merge_flags()
-        if self._max_norm:
-            self.clip_norm(self._max_norm)
 
     def finish(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the step, or skips it; arguments are handed to ``optimizer.step``."""
@@ -153,11 +159,11 @@ class OptimizerStep:
         if self.exposed:
             self._narrow()
 
-    @measuring
     def measure(self) -> None:
         """Fills in `norm` from written gradients, if somebody wants it and nothing has measured them yet."""
         if self.measures_always and self.norm is None and self.params:
-            self.norm = self._sum_of_squares(self._by_place()).sqrt().float()
+            with self.sections("measure"):
+                self.norm = self._sum_of_squares(self._by_place()).sqrt().float()
 
     def inputs(self) -> StepInputs:
         """What a fused optimizer needs to make this step; measures the gradients if anything depends on it."""

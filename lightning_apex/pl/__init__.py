@@ -14,6 +14,7 @@ if find_spec("pytorch_lightning") is None:
     )
 
 from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import ModelSummary
 from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
 from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
@@ -23,8 +24,9 @@ from lightning_apex.plugins.layer_sync import ApexSyncBatchNormBody
 from lightning_apex.plugins.namespace import TrainerNamespace
 from lightning_apex.plugins.precision import ApexPrecisionBody
 from lightning_apex.plugins.strategies import ApexDDPStrategyBody
+from lightning_apex.plugins.summary import ApexModelSummaryBody
 
-__all__ = ["ApexDDPStrategy", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+__all__ = ["ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
 
 _LIGHTNING = TrainerNamespace("pytorch_lightning", "lightning_fabric")
 
@@ -41,6 +43,11 @@ class ApexSyncBatchNorm(ApexSyncBatchNormBody, TorchSyncBatchNorm):  # type: ign
 
 class LossScaleMonitor(LossScaleMonitorBody, Callback):  # type: ignore[misc]  # noqa: D101
     __doc__ = LossScaleMonitorBody.__doc__
+    _lightning = _LIGHTNING
+
+
+class ApexModelSummary(ApexModelSummaryBody, ModelSummary):  # type: ignore[misc]  # noqa: D101
+    __doc__ = ApexModelSummaryBody.__doc__
     _lightning = _LIGHTNING
 
 

@@ -4,6 +4,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("lightning") is not None:
-    from lightning_apex.plugins.trainer import ApexDDPStrategy, ApexPrecision, ApexSyncBatchNorm, LossScaleMonitor
+    from lightning_apex.plugins.trainer import (
+        ApexDDPStrategy,
+        ApexModelSummary,
+        ApexPrecision,
+        ApexSyncBatchNorm,
+        LossScaleMonitor,
+    )
 
-    __all__ = ["ApexDDPStrategy", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+    __all__ = ["ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]

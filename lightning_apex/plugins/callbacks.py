@@ -55,5 +55,14 @@ class LossScaleMonitorBody(Callback):
             values["grad_norm"] = plugin.last_grad_norm
         if values:
             pl_module.log_dict(values, prog_bar=self.prog_bar, on_step=True, on_epoch=False)
+        self._report(plugin)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        plugin: Any = trainer.precision_plugin
+        plugin.scaler.watch.collect(wait=True)
+        self._report(plugin)
+
+    def _report(self, plugin: Any) -> None:
         for report in plugin.scaler.watch.take_unread():
-            rank_zero_info(f"Step {trainer.global_step}: {report}.")
+            rank_zero_info(f"Step {report.step}: {report}.")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
     from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+    from lightning.pytorch.profilers import PassThroughProfiler
     from lightning.pytorch.strategies import ModelParallelStrategy
 
 # Where this package keeps its classes for a package of Lightning's.
@@ -52,7 +53,7 @@ class Namespace:
         """Says which package a class of ours is for, and where its twin is if the other package is in use, too."""
         other = _OTHER[self.package]
         text = f"for {self.package}"
-        if other in sys.modules:
+        if sys.modules.get(other) is not None:
             text += f"; the one for {other} is {OURS[other]}.{name}"
         return text
 
@@ -70,6 +71,10 @@ class TrainerNamespace(Namespace):
         self.TorchSyncBatchNorm: type[TorchSyncBatchNorm] = import_module(
             f"{package}.plugins.layer_sync"
         ).TorchSyncBatchNorm
+        self.PassThroughProfiler: type[PassThroughProfiler] = import_module(f"{package}.profilers").PassThroughProfiler
+        self.human_count: Callable[[int], str] = import_module(
+            f"{package}.utilities.model_summary"
+        ).get_human_readable_count
         self.is_overridden: Callable[..., bool] = import_module(f"{package}.utilities.model_helpers").is_overridden
         xla = import_module(f"{package}.strategies.xla")
         self.cast_themselves: tuple[type, ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -112,6 +113,7 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         self._gate = SchedulerGate()
         self._averaging: AveragingAdapter | None = None
         self._exposes_gradients = False
+        self._update = ExitStack()  # the profiler's section that an optimizer step ends
 
     # --- the model ----------------------------------------------------------------------------------------------
 
@@ -156,6 +158,9 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         self._engine.adopt(optimizers)
         self._engine.measures_always = any(isinstance(cb, LossScaleMonitorBody) for cb in trainer.callbacks)  # type: ignore[attr-defined]
         self._exposes_gradients = self._someone_looks_at_gradients(self._module, trainer)
+        profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+        if not isinstance(profiler, self._lightning.PassThroughProfiler):
+            self.scaler.sections.profile = lambda name: profiler.profile(f"[ApexPrecision]{name}")
         if self.hold_schedulers and self.scaler.is_enabled():
             self._gate.watch(config.scheduler for config in lr_schedulers)
         if self._engine.cast is not None:
@@ -171,6 +176,7 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
             self._averaging = None
         self._engine.restore()
         self.scaler.forget_steps()
+        self.scaler.sections.profile = None
         self._module = None
         self._optimizers = []
 
@@ -193,7 +199,8 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         self, optimizer: Optimizer, model: LightningModule, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
         if not self._engine.steps_itself:
-            return super().optimizer_step(optimizer, model, closure, **kwargs)
+            with self._update:
+                return super().optimizer_step(optimizer, model, closure, **kwargs)
         self._refuse_closure_driven(optimizer)
         result = closure()
         if not self._may_step(optimizer, model):
@@ -201,6 +208,7 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
             self._drop_step(optimizer)
             return result
         step = self._engine.open(optimizer)
+        step.number = model.trainer.global_step + 1
         if self._exposes_gradients:
             step.expose()
         self._after_closure(model, optimizer)
@@ -209,8 +217,10 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
 
     @override
     def _wrap_closure(self, model: LightningModule, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        self._update.close()
         result = super()._wrap_closure(model, optimizer, closure)
         self._engine.hand_over(optimizer)
+        self._update.enter_context(self.scaler.sections("update"))
         return result
 
     def _may_step(self, optimizer: Optimizer, model: LightningModule) -> bool:
@@ -280,7 +290,7 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process converts its own copy of the model.
-        running = ("_engine", "_module", "_optimizers", "_gate", "_averaging", "_exposes_gradients")
+        running = ("_engine", "_module", "_optimizers", "_gate", "_averaging", "_exposes_gradients", "_update")
         return {key: value for key, value in self.__dict__.items() if key not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from lightning_apex.scaler import LossScaler
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+
 class PluginBase:
     """The settings of a precision plugin, its engine, and what people read from it.
 
@@ -105,7 +106,10 @@ class PluginBase:
 
     @property
     def last_overflow(self) -> OverflowReport | None:
-        """The newest skipped step that the host has learnt of."""
+        """The newest skipped step of this run; ``None`` while none was skipped.
+
+        Reading waits for the device, as ``loss.item()`` does; nothing waits where nobody reads.
+        """
         return self.scaler.last_overflow
 
     @property
