@@ -4,24 +4,10 @@ import pytest
 import torch
 from helpers import LEVELS, Net, all_fp32, batches, fit, plugin, trainer, weights
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_apex import ApexPrecision
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_model_parallel_is_refused(level):
-    class Parallel(Net):
-        def configure_model(self):
-            pass
-
-    model = Parallel()
-    before = weights(model)
-    with pytest.raises((MisconfigurationException, TypeError, ValueError), match=r"ModelParallelStrategy") as caught:
-        fit(model, level, batches(1), strategy=ModelParallelStrategy())
-    assert "bf16" in str(caught.value) or "ddp" in str(caught.value)
-    assert all(torch.equal(weights(model)[n], t) for n, t in before.items())
 
 
 @pytest.mark.parametrize("how", ["name", "object"])
