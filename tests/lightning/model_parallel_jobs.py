@@ -10,7 +10,9 @@ from helpers import Net, batches, plugin, trainer
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_apex import LossScaleError
@@ -62,8 +64,34 @@ class Sharded(Net):
         precision.fully_shard(self.net, mesh=mesh)
 
     def on_after_backward(self) -> None:
-        if self.seen - 1 in self.bad_steps and self.global_rank == self.trainer.world_size - 1:
+        if self.seen - 1 in self.bad_steps and self.has_bad_shard():
             self.get_parameter(BAD).grad.to_local()[-1] = float("inf")
+
+    def has_bad_shard(self) -> bool:
+        return self.global_rank == self.trainer.world_size - 1
+
+
+class Hybrid(Sharded):
+    """Spread over two processes, and the same on the other two."""
+
+    def configure_model(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        self.trainer.precision_plugin.fully_shard(self.net[1], mesh=mesh)
+        self.trainer.precision_plugin.fully_shard(self.net, mesh=mesh)
+
+    def has_bad_shard(self) -> bool:
+        return self.global_rank % 2 == 1  # gradients have been averaged over the processes that hold the same
+
+
+class TensorParallel(Sharded):
+    """A layer is cut by columns over two processes, and all layers over the other two."""
+
+    def configure_model(self) -> None:
+        cut = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(self.net[4], self.device_mesh["tensor_parallel"], cut)
+        mesh = self.device_mesh["data_parallel"]
+        self.trainer.precision_plugin.fully_shard(self.net[4], mesh=mesh)
+        self.trainer.precision_plugin.fully_shard(self.net, mesh=mesh)
 
 
 class Clipped(Sharded):
@@ -97,11 +125,11 @@ def rows_of(rank: int, ranks: int, count: int, per_rank: int = PER_RANK) -> Data
     return DataLoader(TensorDataset(x[rank::ranks], y[rank::ranks]), per_rank)
 
 
-def made_trainer(level, ranks=2, full=False, precision=None, **kwargs):
+def made_trainer(level, ranks=2, full=False, precision=None, tensor=1, **kwargs):
     return trainer(
         plugin(level, **(precision or {})),
         devices=ranks,
-        strategy=strategy(ranks, full),
+        strategy=strategy(ranks, full, tensor),
         use_distributed_sampler=False,
         **kwargs,
     )
@@ -120,9 +148,11 @@ def outcome(made, model: LightningModule) -> dict[str, Any]:
 
 
 def train(rank, level, ranks=2, count=4, optimizer="torch_sgd", model=None, kind="Sharded", **kwargs):
-    net = {"Sharded": Sharded, "Clipped": Clipped}[kind](optimizer, **(model or {}))
-    made = made_trainer(level, ranks, **kwargs)
-    made.fit(net, rows_of(rank, ranks, count))
+    kinds = {"Sharded": Sharded, "Clipped": Clipped, "Hybrid": Hybrid, "TensorParallel": TensorParallel}
+    net = kinds[kind](optimizer, **(model or {}))
+    tensor = 2 if kind == "TensorParallel" else 1
+    made = made_trainer(level, ranks, tensor=tensor, **kwargs)
+    made.fit(net, rows_of(rank // tensor, ranks // tensor, count))
     return outcome(made, net)
 
 
