@@ -53,11 +53,26 @@ if TYPE_CHECKING or find_spec("lightning") is not None:
         LossScaleMonitor,
     )
 
-    __all__ += ["ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+    if TYPE_CHECKING:
+        from lightning_apex.plugins.trainer_cli import ApexCLI
+
+    __all__ += ["ApexCLI", "ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm"]
+    __all__ += ["LossScaleMonitor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"):
+    if name == "ApexCLI" and find_spec("lightning") is not None:  # on demand: it imports jsonargparse
+        from lightning_apex.plugins.trainer_cli import ApexCLI
+
+        return ApexCLI
+    if name in (
+        "ApexCLI",
+        "ApexDDPStrategy",
+        "ApexModelSummary",
+        "ApexPrecision",
+        "ApexSyncBatchNorm",
+        "LossScaleMonitor",
+    ):
         raise ImportError(
             f"lightning_apex.{name} needs Lightning: run `pip install 'lightning>=2.6,<2.8'`, or import it from "
             "lightning_apex.pl with pytorch_lightning."

@@ -6,6 +6,7 @@ takes ``lightning_apex.pl.fabric.ApexPrecision``.
 """
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 if find_spec("pytorch_lightning") is None:
     raise ImportError(
@@ -26,7 +27,10 @@ from lightning_apex.plugins.precision import ApexPrecisionBody
 from lightning_apex.plugins.strategies import ApexDDPStrategyBody
 from lightning_apex.plugins.summary import ApexModelSummaryBody
 
-__all__ = ["ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+__all__ = ["ApexCLI", "ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+
+if TYPE_CHECKING:
+    from lightning_apex.pl.cli import ApexCLI
 
 _LIGHTNING = TrainerNamespace("pytorch_lightning", "lightning_fabric")
 
@@ -58,3 +62,11 @@ class ApexDDPStrategy(ApexDDPStrategyBody, DDPStrategy):  # type: ignore[misc]  
 
 
 ApexDDPStrategy.register_strategies(StrategyRegistry)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ApexCLI":  # on demand: it imports jsonargparse
+        from lightning_apex.pl.cli import ApexCLI
+
+        return ApexCLI
+    raise AttributeError(f"module 'lightning_apex.pl' has no attribute {name!r}")

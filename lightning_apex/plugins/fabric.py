@@ -41,6 +41,7 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         super()._begin()
         self._modules: WeakSet[Module] = WeakSet()
         self._under_ddp = False
+        self._sharded = False
         self._ranks_agree = True
 
     # --- the models ---------------------------------------------------------------------------------------------
@@ -51,8 +52,9 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         strategy = next((s for s in _alive(self._lightning.Strategy) if getattr(s, "_precision", None) is self), None)
         if isinstance(strategy, self._lightning.cast_themselves):
             raise self._lightning.misuse(
-                f"ApexPrecision does not work with {type(strategy).__name__}, which casts or shards the model itself: "
-                "use Fabric(precision='bf16-mixed') there, or strategy='ddp' with this plugin."
+                f"ApexPrecision does not work with {type(strategy).__name__}, which casts the model itself: use "
+                "strategy='ddp', or ModelParallelStrategy(parallelize_fn=...) with plugin.fully_shard() in it for a "
+                "model that is too large for one device; or Fabric(precision='bf16-mixed') without this plugin."
             )
         if module not in self._modules:
             if strategy is not None:
@@ -60,7 +62,11 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
             else:
                 device = next((p.device.type for p in module.parameters()), "cpu")
             engine = self._engine if self._modules else self._new_engine(device)
-            engine.convert(module, device)
+            if isinstance(strategy, self._lightning.ModelParallelStrategy):
+                engine.convert_sharded(module, device, shards_later=True)
+                self._sharded = True
+            else:
+                engine.convert(module, device)
             self._engine = engine
             self._modules.add(module)
         self._under_ddp = isinstance(strategy, self._lightning.DDPStrategy)
@@ -127,6 +133,8 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
 
     def _meet(self, optimizer: Optimizer) -> None:
         if optimizer not in self._engine.optimizers:
+            if self._sharded:
+                self._refuse_old_parameters(optimizer)
             if self.masters is not None:
                 _warn_of_rounded_state(optimizer)
             self._engine.adopt([optimizer])
@@ -135,6 +143,16 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
             self._ranks_agree = True
             if self._under_ddp and torch.distributed.is_initialized():
                 self._engine.agree_across_ranks()
+
+    def _refuse_old_parameters(self, optimizer: Optimizer) -> None:
+        """FSDP puts parameters of its own into a model, and an optimizer of those before would train nothing."""
+        params = {param for module in self._modules for param in module.parameters()}
+        if not _shares(optimizer, params):
+            raise self._lightning.misuse(
+                f"{type(optimizer).__name__} holds none of the parameters that fully_shard has put into the model: "
+                "call model = fabric.setup(model) first, then make the optimizer of model.parameters() and call "
+                "fabric.setup_optimizers(optimizer)."
+            )
 
     def _others(self, optimizer: Optimizer) -> list[Optimizer]:
         """Optimizers of other parameters; an optimizer around another one shares them."""
@@ -152,7 +170,7 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process sets up models of its own.
-        running = ("_engine", "_modules", "_under_ddp", "_ranks_agree")
+        running = ("_engine", "_modules", "_under_ddp", "_sharded", "_ranks_agree")
         return {key: value for key, value in self.__dict__.items() if key not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

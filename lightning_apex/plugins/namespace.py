@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning.fabric.wrappers import _FabricOptimizer
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
-    from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+    from lightning.pytorch.plugins import LayerSync, Precision, TorchSyncBatchNorm
     from lightning.pytorch.profilers import PassThroughProfiler
     from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -68,9 +68,10 @@ class TrainerNamespace(Namespace):
         self.Trainer: type[Trainer] = top.Trainer
         self.StochasticWeightAveraging: type[StochasticWeightAveraging] = callbacks.StochasticWeightAveraging
         self.WeightAveraging: type[WeightAveraging] = callbacks.WeightAveraging
-        self.TorchSyncBatchNorm: type[TorchSyncBatchNorm] = import_module(
-            f"{package}.plugins.layer_sync"
-        ).TorchSyncBatchNorm
+        plugins = import_module(f"{package}.plugins")
+        self.Precision: type[Precision] = plugins.Precision
+        self.LayerSync: type[LayerSync] = plugins.LayerSync
+        self.TorchSyncBatchNorm: type[TorchSyncBatchNorm] = plugins.TorchSyncBatchNorm
         self.PassThroughProfiler: type[PassThroughProfiler] = import_module(f"{package}.profilers").PassThroughProfiler
         self.human_count: Callable[[int], str] = import_module(
             f"{package}.utilities.model_summary"

@@ -57,7 +57,8 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         hysteresis: Overflows tolerated before the scale backs off.
         min_loss_scale: The floor of the dynamic scale.
         max_loss_scale: The ceiling of the dynamic scale.
-        keep_fp32: Module name patterns (``"encoder.*.norm"``) or classes that compute in fp32, with fp32 weights.
+        keep_fp32: Module name patterns (``"encoder.*.norm"``), classes, or import paths of classes
+            (``"torch.nn.LayerNorm"``), whose modules compute in fp32, with fp32 weights.
         max_consecutive_skips: After so many skipped steps in a row the run ends with `LossScaleError`.
         hold_schedulers: Whether a learning-rate scheduler stands still while its optimizer's steps are skipped.
 

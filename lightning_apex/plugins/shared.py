@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
@@ -194,4 +195,13 @@ def _names_and_classes(keep_fp32: Any) -> tuple[str | type, ...]:
     entries = (keep_fp32,) if isinstance(keep_fp32, str | type) else keep_fp32
     if not isinstance(entries, Sequence) or not all(isinstance(entry, str | type) for entry in entries):
         raise ValueError(f"keep_fp32={keep_fp32!r} is invalid: give a list of module name patterns or module classes.")
-    return tuple(entries)
+    return tuple(_class_at(entry) or entry for entry in entries)
+
+
+def _class_at(entry: str | type) -> type | None:
+    """The module class at an import path: a command line can give no class itself. Imports nothing."""
+    if isinstance(entry, type):
+        return None
+    module, _, name = entry.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None
