@@ -16,7 +16,7 @@ from lightning_apex import fsdp, ops
 from lightning_apex.boundaries import fp32_islands, matched_inputs, widened
 from lightning_apex.cast_module import CastModule
 from lightning_apex.casting import check_castable, kept_modules, map_tensors, needs_fp32
-from lightning_apex.contexts import convert_input, forward_context
+from lightning_apex.contexts import backward_context, convert_input, forward_context
 from lightning_apex.levels import OptLevel
 from lightning_apex.masters import MasterWeights
 from lightning_apex.optimizer_state import FP32StateKeeper, match_state, warn_of_vanishing_eps
@@ -92,6 +92,7 @@ class PrecisionEngine:
             ValueError: See `convert`.
         """
         fsdp.check_level(self.level)
+        fsdp.reshard(module)
         kept = list(dict.fromkeys(kept_modules(module, self._keep_fp32)))
         if self.level.casts_weights:
             kept += [m for m in module.modules() if needs_fp32(m) and m not in kept]
@@ -167,6 +168,10 @@ class PrecisionEngine:
         """What a forward pass runs in."""
         self.check_shards()
         return forward_context(self.level, self.device_type)
+
+    def backward_context(self) -> AbstractContextManager[Any]:
+        """What a backward pass runs in."""
+        return backward_context(self.level, self.device_type)
 
     def convert_input(self, data: Any) -> Any:
         """Casts a batch where the level does so."""

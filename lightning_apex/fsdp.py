@@ -19,7 +19,7 @@ from lightning_apex.levels import OptLevel, OptLevelError
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-__all__ = ["check_level", "check_shards", "fully_shard"]
+__all__ = ["check_level", "check_shards", "fully_shard", "reshard"]
 
 
 def check_level(level: OptLevel) -> None:
@@ -89,6 +89,18 @@ def _outermost(module: nn.Module, level: OptLevel, classes: tuple[type, ...]) ->
 
 def _is_norm(module: nn.Module) -> bool:
     return has_running_statistics(module) and not any(True for _ in module.children())
+
+
+def reshard(root: nn.Module) -> None:
+    """Puts the shards back: FSDP leaves the outermost weights gathered after a forward pass without a backward pass.
+
+    An optimizer made of such a model would train weights that are thrown away.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def check_shards(root: nn.Module, level: OptLevel, kept: Collection[nn.Module]) -> None:

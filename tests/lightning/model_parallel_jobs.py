@@ -166,6 +166,29 @@ def hopeless(rank, optimizer):
     return {"error": [], "batches": net.seen}
 
 
+def stages(rank, level):
+    """Everything a Trainer does with one model, evaluation before training first."""
+    model = Sharded("fused_adam")
+    made = made_trainer(level, epochs=2)
+    loader = rows_of(rank, 2, 3)
+    losses = {}
+    (losses["before"],) = made.validate(model, loader, verbose=False)
+    made.fit(model, loader, loader)  # with a sanity check
+    (losses["after"],) = made.validate(model, loader, verbose=False)
+    (losses["test"],) = made.test(model, loader, verbose=False)
+    (predicted, *_) = made.predict(model, loader)
+    again = made_trainer(level, epochs=2)
+    before = whole_weights(model)
+    again.fit(model, loader, loader)
+    after = whole_weights(model)
+    return {
+        "losses": losses,
+        "predicted": predicted.dtype,
+        "moved": max((after[name] - before[name]).abs().max().item() for name in before),
+        "hooks": sum(len(m._forward_pre_hooks) for m in model.modules() if isinstance(m, nn.LayerNorm)),
+    }
+
+
 # --- by hand --------------------------------------------------------------------------------------------------------
 
 

@@ -57,11 +57,14 @@ CASES = {
     },
 }
 
+STAGES = ("O0", "O1", "O5")
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     to_do = [(name, jobs.train, kwargs) for name, (kwargs, _) in CASES.items()]
     to_do += [(f"hopeless_{o}", jobs.hopeless, {"optimizer": o}) for o in ("fused_sgd", "torch_sgd")]
+    to_do += [(f"stages_{level}", jobs.stages, {"level": level}) for level in STAGES]
     return spawn(tmp_path_factory.mktemp("model_parallel"), to_do)
 
 
@@ -104,3 +107,14 @@ def test_too_many_skips_end_the_run_of_all(runs, optimizer):
     for result in results:
         assert "3 steps in a row" in result["error"][0] and jobs.BAD in result["error"][0]
         assert result["batches"] == 3
+
+
+@pytest.mark.parametrize("level", STAGES)
+def test_a_model_is_evaluated_and_trained_again(runs, level):
+    for result in runs[f"stages_{level}"]:
+        losses = {key: next(iter(value.values())) for key, value in result["losses"].items()}
+        assert losses["after"] < losses["before"]
+        assert losses["test"] == losses["after"]
+        assert result["predicted"] is (torch.float32 if level == "O0" else torch.bfloat16)
+        assert result["moved"] > 1e-3
+        assert result["hooks"] == 0
