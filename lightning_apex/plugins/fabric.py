@@ -98,7 +98,8 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
 
     @override
     def backward(self, tensor: Tensor, model: Module | None, *args: Any, **kwargs: Any) -> None:
-        super().backward(self._engine.scale(tensor), model, *args, **kwargs)
+        with self._engine.backward_context():
+            super().backward(self._engine.scale(tensor), model, *args, **kwargs)
 
     @override
     def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:

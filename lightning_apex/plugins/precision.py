@@ -196,6 +196,11 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         return scaled
 
     @override
+    def backward(self, tensor: Tensor, model: LightningModule, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        with self._engine.backward_context():
+            super().backward(tensor, model, *args, **kwargs)
+
+    @override
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Optimizer, model: LightningModule, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:

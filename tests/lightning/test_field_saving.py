@@ -39,7 +39,7 @@ def test_scale_batch_size(level, mode):
     model = Sized()
     before = weights(model)
     made = trainer(level, max_steps=2)
-    found = Tuner(made).scale_batch_size(model, mode=mode, max_trials=3, init_val=2, steps_per_trial=2)
+    found = Tuner(made).scale_batch_size(model, mode=mode, max_trials=2, init_val=2, steps_per_trial=2)
     assert found == model.batch_size > 2
     assert_close(weights(model), before, atol=5e-3 if level == "O3" else 0.0)
     if level in SCALED:
