@@ -16,6 +16,18 @@ if __name__ == "__main__":
 SUBCLASSES = STOCK.replace("LightningCLI(Classifier, Noise)", "LightningCLI(subclass_mode_model=True)")
 FROM_ENVIRONMENT = STOCK.replace("Noise)", "Noise, parser_kwargs={'default_env': True, 'fit': {'default_env': True}})")
 NO_RUN = STOCK.replace("Noise)", "Noise, run=False)")
+ON_DEMAND = """
+import sys
+
+for name in [name for name in sys.modules if name.startswith(("jsonargparse", "lightning.pytorch.cli"))]:
+    del sys.modules[name]
+import lightning_apex
+
+assert "jsonargparse" not in sys.modules
+from lightning_apex import ApexCLI
+
+assert ApexCLI.__name__ == "ApexCLI" and "jsonargparse" in sys.modules
+"""
 IMPORTED = "import lightning_apex\n" + STOCK
 
 QUIET = [
@@ -94,6 +106,7 @@ COMMANDS = {
     "environment": fit(script=FROM_ENVIRONMENT, environ={"PL_FIT__TRAINER__PLUGINS": PLUGINS_AS_JSON}),
     "validate": Command(STOCK, ["validate", *QUIET, *O2]),
     "no_run": Command(NO_RUN, [*QUIET, *O2, *ADAM]),
+    "on_demand": Command(ON_DEMAND, []),
     "yaml": Command(STOCK, ["fit", "--config=../run.yaml"]),
     "yaml_saved": Command(STOCK, ["fit", "--config=../yaml/config.yaml", "--trainer.max_epochs=2"]),
     "yaml_over": Command(STOCK, ["fit", "--config=../run.yaml", "--trainer.plugins.init_args.opt_level=O3"]),
@@ -185,6 +198,10 @@ def test_yaml(outcomes, name, level, steps):
     assert told["optimizers"][0][0] == "FusedLAMB"
     assert told["optimizers"][0][1] == pytest.approx(0.02 * 0.5 ** (steps // 3))
     assert told["schedulers"] == ["StepLR"]
+
+
+def test_apex_cli_is_imported_on_demand(outcomes):
+    assert outcomes["on_demand"].code == 0, outcomes["on_demand"].err
 
 
 @pytest.mark.parametrize("name", REFUSED)
