@@ -15,7 +15,7 @@ from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from lightning_apex.casting import map_tensors, own_tensors
+from lightning_apex.casting import has_running_statistics, map_tensors, needs_fp32, own_tensors
 from lightning_apex.cli.exponents import Exponents, exponent_bins
 
 Kind = Literal["weights", "activations", "activation_gradients", "weight_gradients"]
@@ -30,12 +30,20 @@ class ModuleExponents:
         name: Its first name in the model; empty for the model itself.
         type: Its class.
         calls: How often it was called while the probe recorded.
+        is_loss: Whether it is a loss module: not counted.
+        stays_fp32: Whether every opt level but O3 computes with its weights in fp32.
+        passes_on: Whether its outputs are those of its last submodule, as a Sequential's.
+        weights: How many weights it holds, its submodules' included.
         counts: By kind. Weights are the module's own, without its submodules'; activations are its outputs.
     """
 
     name: str
     type: str
     calls: int = 0
+    is_loss: bool = False
+    stays_fp32: bool = False
+    passes_on: bool = False
+    weights: int = 0
     counts: dict[Kind, Exponents] = field(default_factory=lambda: {kind: Exponents() for kind in KINDS})
 
     def gradients(self) -> Exponents:
@@ -58,11 +66,8 @@ class ProbeReport:
     backward_order: list[str]
 
     def total(self, kind: Kind, names: Sequence[str] | None = None) -> Exponents:
-        """The counts of one kind of all modules, or of some.
-
-        A container's outputs are those of its last module, so that activations count several times.
-        """
-        chosen = self.modules if names is None else names
+        """The counts of one kind of some modules; without names, of all but those that pass on what others return."""
+        chosen = [n for n, m in self.modules.items() if not m.passes_on] if names is None else names
         return sum((self.modules[name].counts[kind] for name in chosen), Exponents())
 
     def first_out_of_range(
@@ -88,12 +93,11 @@ class ProbeReport:
 
     @property
     def never_called(self) -> list[str]:
-        """Names of modules that can be called and never were."""
-        return [
-            name
-            for name, module in self.modules.items()
-            if not module.calls and module.type not in ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
-        ]
+        """Names of modules that were not used: neither called, nor anything in them, nor their weights; outermost."""
+        used = [n for n, m in self.modules.items() if m.calls or m.is_loss or m.counts["weight_gradients"].elements]
+        around = {name[:end] for name in used for end in range(len(name) + 1) if name[end : end + 1] in ("", ".")}
+        unused = [name for name in self.modules if name and name not in around]
+        return [name for name in unused if not any(name.startswith(f"{outer}.") for outer in unused)]
 
 
 class ExponentProbe:
@@ -155,7 +159,11 @@ class ExponentProbe:
                 name,
                 type(module).__name__,
                 self._calls[name],
-                {kind: Exponents(self._bins.get((name, kind))) for kind in KINDS},
+                is_loss=isinstance(module, _Loss),
+                stays_fp32=has_running_statistics(module) or needs_fp32(module),
+                passes_on=isinstance(module, nn.Sequential) and len(module) > 0,
+                weights=sum(param.numel() for param in module.parameters() if not is_lazy(param)),
+                counts={kind: Exponents(self._bins.get((name, kind))) for kind in KINDS},
             )
             for module, name in self._names.items()
         }
