@@ -82,7 +82,7 @@ class Comparison:
         from lightning_apex.cli.comparing.table import HEADINGS, rows
 
         title = f"{self.settings['steps']} steps at each opt level"
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for heading in HEADINGS:
             table.add_column(heading, justify="left" if heading == "level" else "right")
         for row in rows(self):

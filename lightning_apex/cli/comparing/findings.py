@@ -59,7 +59,8 @@ def _ranges(runs: Sequence[Run]) -> list[str]:
             result.append(f"At O0 gradients at {ranges.gradients or 'the model itself'} are beyond fp16's range.")
         if ranges.activations is None and ranges.gradients is None:
             result.append("At O0 no activation and no gradient leaves fp16's range.")
-        result.append(f"Without a loss scale fp16 would make {ranges.flushed_share:.1%} of O0's gradient values 0.")
+        if ranges.flushed_share >= 0.001:
+            result.append(f"Without a loss scale fp16 would make {ranges.flushed_share:.1%} of O0's gradient values 0.")
     return result
 
 

@@ -42,6 +42,11 @@ class Distance:
         """Whether the level learns as O0 does, or better."""
         return self.distance <= self.tolerance or (self.name == "loss" and self.difference <= 0)
 
+    @property
+    def called(self) -> str:
+        """The loss in a sentence."""
+        return self.name if "loss" in self.name else f"{self.name} loss"
+
 
 @dataclass
 class Judgement:
@@ -107,7 +112,7 @@ def _trouble(own: Sequence[Run], distance: Distance | None) -> str:
         if late > LATE_SKIPS * (run.steps - run.steps // 2):
             return f"it still skips steps late in training ({late} of {run.steps - run.steps // 2}, seed {run.seed})"
     if distance is not None and not distance.equal:
-        return f"its {distance.name} is {_than_reference(distance)}"
+        return f"its {distance.called} is {_than_reference(distance)}"
     return ""
 
 
@@ -215,11 +220,11 @@ def _equality(best: Judgement) -> str:
     if distance is None:
         return "its loss could not be compared"
     if distance.distance > distance.tolerance:
-        return f"its {distance.name} is lower than O0's by {-distance.difference:.2g}"
+        return f"its {distance.called} is lower than O0's by {-distance.difference:.2g}"
     if distance.spread is None:
-        return f"its {distance.name} is {distance.distance:.2g} from O0's (one seed: O0's own spread is not known)"
+        return f"its {distance.called} is {distance.distance:.2g} from O0's (one seed: O0's own spread is not known)"
     spread = f"whose own spread over seeds is {distance.spread:.2g}"
-    return f"its {distance.name} is {distance.distance:.2g} from O0's, {spread}"
+    return f"its {distance.called} is {distance.distance:.2g} from O0's, {spread}"
 
 
 def _skips(best: Judgement) -> str:

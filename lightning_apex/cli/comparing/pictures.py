@@ -130,7 +130,8 @@ def draw_memory(axes: Axes, runs: Sequence[Run]) -> None:
         left = [a + b for a, b in zip(left, sizes, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="MiB", title="Memory by kind")
-    _finish(axes)
+    axes.grid(alpha=0.3, axis="x")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=5, fontsize="small", frameon=False)
 
 
 def draw_scales(axes: Axes, runs: Sequence[Run]) -> None:

@@ -11,7 +11,7 @@ from lightning_apex.cli.comparing.records import Run
 if TYPE_CHECKING:
     from lightning_apex.cli.comparing.comparison import Comparison
 
-HEADINGS = ("level", "half", "loss", "from O0", "spread", "ms/step", "× O0", "MiB", "× O0", "skips")
+HEADINGS = ("level", "half", "loss", "from O0", "spread", "ms", "× O0", "MiB", "× O0", "skips")
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "": "–"}
 _MISSING = "–"
 
@@ -30,8 +30,8 @@ def _row(judgement: Judgement, reference: Judgement | None, runs: list[Run]) -> 
         judgement.level,
         " ".join(sorted(halves)) or _MISSING,
         _last_loss(runs) if judgement.finished else runs[0].status if len(runs) == 1 else _statuses(runs),
-        f"{distance.distance:.3g}" if distance is not None else _MISSING,
-        f"{distance.spread:.3g}" if distance is not None and distance.spread is not None else _MISSING,
+        f"{distance.distance:.2g}" if distance is not None else _MISSING,
+        f"{distance.spread:.2g}" if distance is not None and distance.spread is not None else _MISSING,
         f"{judgement.seconds * 1e3:.3g}" if math.isfinite(judgement.seconds) else _MISSING,
         _ratio(judgement.seconds, reference.seconds if reference else None),
         f"{judgement.memory / 2**20:.3g}" if judgement.memory is not None else _MISSING,
