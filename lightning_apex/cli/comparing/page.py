@@ -68,8 +68,8 @@ def _table(comparison: Comparison) -> str:
     lines.append(
         '<p class="small">From O0: the mean absolute difference of smoothed losses to the O0 run of the same seed, '
         "over the second half; spread: the same between O0's own seeds. A level within one and a half times the spread "
-        "learns as O0 does. ms: the median time of a step. MiB: weights, fp32 masters, gradients, optimizer state, and the most that was saved "
-        "for a backward pass.</p>"
+        "learns as O0 does. ms: the median time of a step. MiB: weights, fp32 masters, gradients, optimizer state, and "
+        "the most that was saved for a backward pass.</p>"
     )
     return "".join(lines)
 
