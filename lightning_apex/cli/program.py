@@ -182,6 +182,12 @@ def _is_list(kind: Any) -> bool:
 
 def _readable(error: argparse.ArgumentError) -> str:
     """What jsonargparse says, in our words: ``--steps: expected int, got 'x'``."""
+    key = re.search(r'^Parser key "([\w.]+)"', str(error))
+    union = re.search(r"Subtypes: \[(.*)\]\s+Errors:.*Given value: (.*)$", str(error), re.DOTALL)
+    if key and union:
+        kinds = re.sub(r"(?:, )?<class 'NoneType'>", "", union[1])
+        kinds = re.sub(r"typing\.Literal\[(.*?)\]|<class '([\w.]+)'>", r"\1\2", kinds)
+        return f"--{key[1]}: {union[2]!r} is none of {kinds}"
     text = one_sentence(error)
     text = re.sub(r'^Parser key "([\w.]+)":', lambda found: f"--{found[1]}:", text)
     text = re.sub(r"Expected an? <class '([\w.]+)'>\. Got value: (.*)$", r"expected \1, got '\2'", text)
