@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from lightning_apex.cli.errors import CommandError
 
@@ -71,13 +72,15 @@ class Bars:
 def progress(console: Console | None = None) -> Iterator[Bars]:
     """Progress lines on stderr, for everything that takes longer than two seconds."""
     columns = (
-        TextColumn("[bold]{task.description}"),
+        TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        TextColumn(
+            "{task.fields[note]}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        ),
     )
-    with Progress(*columns, console=console or errors_console()) as display:
+    with Progress(*columns, console=console or errors_console(), expand=True) as display:
         yield Bars(display)
 
 

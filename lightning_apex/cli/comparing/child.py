@@ -104,6 +104,7 @@ def train(task: Task, emit: Any) -> None:
         name = str(half).removeprefix("torch.") if half is not None else ""
         emit({"kind": "begin", "device": _name_of(device), "half_dtype": name, "notes": training.notes})
         trainer.fit(training.model, training.data)
+    watch.check_complete()
 
 
 def _name_of(device: torch.device) -> str:

@@ -16,6 +16,7 @@ LEAST_TOLERANCE = 0.01  # of O0's loss, where seeds differ less than that
 TOLERANCE_OF_ONE_SEED = 0.02  # of O0's loss, where the spread is not known
 LATE_SKIPS = 0.05  # of the steps of the second half: a scale that was found does not skip more
 SAME = 1.05  # times and memory this close are the same
+_WITHOUT_FP32_WEIGHTS = "O3"
 _SIMPLEST = ("O0", "O4", "O1", "O5", "O2", "O3")
 
 
@@ -178,7 +179,10 @@ def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
 
 
 def recommend(judgements: Sequence[Judgement]) -> Recommendation:
-    """The fastest level that nothing stands against; of equally fast ones the smallest, of those the simplest."""
+    """The fastest level that nothing stands against; of equally fast ones the smallest, of those the simplest.
+
+    O3 keeps no fp32 weights, and is chosen only where it alone is that fast.
+    """
     reference = next((j for j in judgements if j.level == REFERENCE), None)
     if reference is None or not reference.finished:
         return Recommendation(None, "O0 was not trained to the end, so that there is nothing to compare with.")
@@ -189,6 +193,8 @@ def recommend(judgements: Sequence[Judgement]) -> Recommendation:
     usable = [j for j in judgements if not j.trouble and math.isfinite(j.seconds)]
     fastest = min(j.seconds for j in usable)
     fast = [j for j in usable if j.seconds <= SAME * fastest]
+    # Without masters small updates are lost, which a short run does not show.
+    fast = [j for j in fast if j.level != _WITHOUT_FP32_WEIGHTS] or fast
     smallest = min(_memory(j) for j in fast)
     small = [j for j in fast if _memory(j) <= SAME * smallest]
     best = min(small, key=lambda j: _SIMPLEST.index(j.level))

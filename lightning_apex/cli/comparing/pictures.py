@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Told apart by the colour-blind too; a level has its colour in every picture.
 _COLOURS = {"O0": "#000000", "O1": "#e69f00", "O2": "#d55e00", "O3": "#cc79a7", "O4": "#56b4e9", "O5": "#0072b2"}
 _DASHES = {"O0": "-", "O1": "--", "O2": "-", "O3": ":", "O4": "--", "O5": "-"}
+# Levels may draw the same curve: the later ones are thinner.
+_WIDTHS = {"O0": 1.6, "O1": 3.4, "O2": 2.6, "O3": 1.2, "O4": 1.8, "O5": 1.0}
 _KIND_COLOURS = dict(zip(MEMORY_KINDS, ("#0072b2", "#56b4e9", "#e69f00", "#009e73", "#bbbbbb"), strict=True))
 _MOST_POINTS = 400
 
@@ -80,9 +82,12 @@ def draw_losses(axes: Axes, runs: Sequence[Run], name: str) -> None:
     """One smoothed curve a run over the raw losses; runs of one level share a colour."""
     for run, label in _labelled(run for run in runs if name in run.losses):
         values = run.losses[name]
-        colour = _COLOURS[run.level]
-        axes.plot(*_points(values), alpha=0.12, linewidth=0.7, color=colour)
-        axes.plot(*_points(smooth(values)), label=label, linestyle=_DASHES[run.level], linewidth=1.4, color=colour)
+        axes.plot(*_points(values), alpha=0.12, linewidth=0.7, color=_COLOURS[run.level])
+        axes.plot(
+            *_points(smooth(values)),
+            label=label,
+            **_style(run),
+        )
     axes.set(xlabel="step", ylabel=name, title="Training loss" if name == "loss" else name)
     shown = [value for run in runs for value in run.losses.get(name, ()) if math.isfinite(value)]
     if shown and min(shown) > 0 and max(shown) > 20 * min(shown):
@@ -102,7 +107,12 @@ def draw_distances(axes: Axes, runs: Sequence[Run], name: str) -> None:
     for run, label in _labelled(others):
         pairs = zip(smooth(run.losses[name]), reference[run.seed], strict=False)
         steps, values = _points([abs(own - other) for own, other in pairs])
-        axes.plot(steps, values, label=label, color=_COLOURS[run.level], linestyle=_DASHES[run.level], linewidth=1.2)
+        axes.plot(
+            steps,
+            values,
+            label=label,
+            **_style(run),
+        )
     axes.set(xlabel="step", ylabel=f"distance of the {name}", title="Distance to O0, seed by seed")
     _finish(axes)
 
@@ -131,14 +141,27 @@ def draw_memory(axes: Axes, runs: Sequence[Run]) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="MiB", title="Memory by kind")
     axes.grid(alpha=0.3, axis="x")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=5, fontsize="small", frameon=False)
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.16),
+        ncols=5,
+        fontsize="small",
+        frameon=False,
+        columnspacing=1,
+        handlelength=1,
+    )
 
 
 def draw_scales(axes: Axes, runs: Sequence[Run]) -> None:
     """The loss scale, and a mark at each skipped step."""
     for run, label in _labelled(runs):
         steps, values = _points(run.scales)
-        axes.plot(steps, values, label=label, color=_COLOURS[run.level], linestyle=_DASHES[run.level], linewidth=1.3)
+        axes.plot(
+            steps,
+            values,
+            label=label,
+            **_style(run),
+        )
         skipped = [overflow.step for overflow in run.overflows]
         axes.plot(skipped, [o.new_scale for o in run.overflows], "x", color=_COLOURS[run.level], markersize=5)
     axes.set_yscale("log", base=2)
@@ -154,6 +177,10 @@ def _labelled(runs: Any) -> list[tuple[Run, str | None]]:
         result.append((run, None if run.level in seen else run.level))
         seen.add(run.level)
     return result
+
+
+def _style(run: Run) -> dict[str, Any]:
+    return {"color": _COLOURS[run.level], "linestyle": _DASHES[run.level], "linewidth": _WIDTHS[run.level]}
 
 
 def _points(values: Sequence[float]) -> tuple[list[int], list[float]]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from lightning_apex.cli.comparing.records import KILLED, Run, read_events, run_of_events
 from lightning_apex.cli.comparing.settings import Settings
-from lightning_apex.cli.errors import CommandError
+from lightning_apex.cli.errors import CommandError, one_sentence
 from lightning_apex.cli.output import Bar, Bars, json_text, progress
 
+COMMAND = (sys.executable, "-m", "lightning_apex.cli.comparing.child")  # takes a task and where events go
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
@@ -82,7 +83,7 @@ def _child(task: dict[str, Any], events: Path, log: Path) -> Iterator[subprocess
     """The process; it is gone when the block is left, however it is left."""
     order = events.with_suffix(".task")
     order.write_text(json_text(task))
-    command = [sys.executable, "-m", "lightning_apex.cli.comparing.child", str(order), str(events)]
+    command = [*COMMAND, str(order), str(events)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_paths())}
     try:
         with open(log, "wb") as output:
@@ -148,4 +149,5 @@ def _how_it_died(code: int, log: Path) -> str:
         name = signal.Signals(-code).name
         hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
         return f"its process was ended by {name}{hint}"
-    return f"its process ended with status {code}: see {log}"
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"its process ended with status {code}" + (f": {one_sentence(lines[-1])}" if lines else "")

@@ -34,10 +34,16 @@ def _row(judgement: Judgement, reference: Judgement | None, runs: list[Run]) -> 
         f"{distance.spread:.2g}" if distance is not None and distance.spread is not None else _MISSING,
         f"{judgement.seconds * 1e3:.3g}" if math.isfinite(judgement.seconds) else _MISSING,
         _ratio(judgement.seconds, reference.seconds if reference else None),
-        f"{judgement.memory / 2**20:.3g}" if judgement.memory is not None else _MISSING,
+        _mib(judgement.memory),
         _ratio(judgement.memory, reference.memory if reference else None),
         str(judgement.skipped),
     ]
+
+
+def _mib(size: int | None) -> str:
+    if size is None:
+        return _MISSING
+    return f"{size / 2**20:.3g}" if size >= 2**20 / 100 else "<0.01"
 
 
 def _statuses(runs: list[Run]) -> str:

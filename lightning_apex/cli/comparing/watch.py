@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.core.optimizer import _MockOptimizer  # stands in for none
 from torch import Tensor
 
 from lightning_apex import ApexPrecision
@@ -47,7 +48,7 @@ class Watch(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuses a model without an optimizer, and prepares to look at ranges."""
-        if not trainer.optimizers:
+        if not trainer.optimizers or isinstance(trainer.optimizers[0], _MockOptimizer):
             raise CommandError(f"{type(pl_module).__name__}.configure_optimizers returns no optimizer: return one.")
         if self._probed:
             self._probe = ExponentProbe(pl_module)
@@ -96,11 +97,6 @@ class Watch(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Writes down what is known only now."""
-        if self._done < self._steps:
-            raise CommandError(
-                f"training ended after {self._done} of {self._steps} steps: are there training batches, and does "
-                "nothing stop the Trainer early?"
-            )
         if pl_module.device.type == "cuda":
             self._emit({"kind": "peak", "bytes": torch.cuda.max_memory_allocated(pl_module.device)})
         if self._probe is not None:
@@ -113,6 +109,14 @@ class Watch(Callback):
                     "gradients": report.first_out_of_range("gradients", torch.float16),
                     "flushed_share": gradients.fate(torch.float16).flushed_share,
                 }
+            )
+
+    def check_complete(self) -> None:
+        """Refuses a training that ended early; called after it, since without batches no hook is."""
+        if self._done < self._steps:
+            raise CommandError(
+                f"training ended after {self._done} of {self._steps} steps: are there training batches, and does "
+                "nothing stop the Trainer early?"
             )
 
     def _draw_anew(self, stream: int) -> None:
