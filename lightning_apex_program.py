@@ -30,6 +30,10 @@ def defer_package() -> ModuleType:
             "__all__",
         ):  # the import machinery asks; the package has all that it needs
             raise AttributeError(name)
+        from lightning_apex.cli import __all__ as names_of_commands
+
+        if name in names_of_commands:  # jsonargparse looks for the shortest way to import a command's function
+            raise AttributeError(name)
         del module.__getattr__
         try:
             loader.exec_module(module)

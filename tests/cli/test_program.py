@@ -213,6 +213,19 @@ assert LossScaler.__module__ == "lightning_apex.scaler" and lightning_apex.__ver
     assert done.returncode == 0, done.stderr
 
 
+def test_a_commands_help_imports_no_torch() -> None:
+    code = """
+import contextlib, sys
+import lightning_apex_program
+with contextlib.suppress(SystemExit):
+    lightning_apex_program.main()
+assert "torch" not in sys.modules
+"""
+    done = run(code, "compare", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--half_dtype" in done.stdout
+
+
 def test_without_the_extension_the_program_starts_and_a_name_of_the_package_says_so() -> None:
     code = """
 import sys
