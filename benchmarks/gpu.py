@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks import gpu_family, shapes
+from benchmarks import gpu_family
 from benchmarks.common import Contender, Result
 from benchmarks.contenders import FOREACH, FUSED, OURS, Buffers, adamw, master_tails, scaled_tails
-from benchmarks.family import ROOF
 from benchmarks.gpu_common import Goals, Row, device_race, host_race, over, run_rows, wall_race
 from benchmarks.gpu_roofline import COPY, COPY_BYTES, copy, traffic
 from benchmarks.optimizers import STEP_BYTES
 from benchmarks.report import Report
+from lightning_apex.cli.benching import shapes
+from lightning_apex.cli.benching.families import ROOF
 
 
 def step_device(row: str, report: Report, chosen: shapes.Shapes, device: str, goals: Goals | None) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import lightning_apex
 from benchmarks.common import Options, Race, Result
+from lightning_apex.cli.benching.machine import cpu_model, machine
 
 try:
     from rich.console import Console
@@ -100,33 +97,6 @@ class Report:
             "milliseconds": self.milliseconds,
             **({"notes": self.notes} if self.notes else {}),
         }
-
-
-def machine() -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lightning_apex": lightning_apex.__version__,
-        "build": {key: str(value) for key, value in lightning_apex.build_info().items()},
-    }
-    if torch.cuda.is_available():
-        record["gpu"] = torch.cuda.get_device_name()
-    return record
-
-
-def cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def draw(results: list[Result], path: Path, title: str) -> None:
