@@ -88,13 +88,13 @@ def machine(name: str) -> str:
     """Where and when a file was measured."""
     m = record(name)["machine"]
     what = m.get("gpu") or f"{m['cores']} cores of {m['cpu'].replace('(R)', '')}, {m['threads']} threads"
-    return f"{what}, torch {m['torch'].partition('+')[0]}, {m['date'][:10]}.\n"
+    return f"\nMeasured on {what}, torch {m['torch'].partition('+')[0]}, {m['date'][:10]}.\n"
 
 
 def fast() -> str:
     """README's choice."""
     name = "optimizers"
-    rows = []
+    rows, results = [], record(name)["results"]
     for title, row, others in (
         ("AdamW fp32, ResNet-50's 161 tensors", "AdamW fp32 ResNet-50", ("torch for-loop", "DeepSpeed")),
         ("AdamW fp32, GPT-2 small's 148 tensors", "AdamW fp32 GPT-2", ("torch for-loop", "DeepSpeed")),
@@ -110,7 +110,7 @@ def fast() -> str:
         fused, roof = found.get("× torch fused"), found.get("of roofline")
         told = ", ".join(f"{_SPOKEN.get(o, o)} {number(found[f'× {o}'])}" for o in others)
         rows.append([title, number(roof) if roof else "", number(fused) if fused else "", told])
-    return table(["", "of the roofline", "× torch fused", "× others"], rows)
+    return table(["", "of the roofline", "× torch fused", "× others"], rows) + machine(name)
 
 
 _SPOKEN = {"torch for-loop": "torch's default", "torch composition": "the torch calls it takes"}
@@ -122,18 +122,15 @@ def levels() -> str:
     for model in ("ResNet-18 224 NHWC", "transformer 20M"):
         figures = [number(median("step", model, f"{level} × torch fp32")) for level in ("O0", "O4", "O5")]
         rows.append([model.replace(" NHWC", " x 224, channels_last, batch 8"), *figures])
-    return table(["× torch in fp32", "O0", "O4", "O5"], rows)
+    return table(["× torch in fp32", "O0", "O4", "O5"], rows) + machine("step")
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "fast": fast,
     "levels": levels,
-    "optimizers": lambda: whole("optimizers"),
-    "batchnorm": lambda: plain("batchnorm"),
-    "step": lambda: plain("step"),
-    "machine of optimizers": lambda: machine("optimizers"),
-    "machine of batchnorm": lambda: machine("batchnorm"),
-    "machine of step": lambda: machine("step"),
+    "optimizers": lambda: whole("optimizers") + machine("optimizers"),
+    "batchnorm": lambda: plain("batchnorm") + machine("batchnorm"),
+    "step": lambda: plain("step") + machine("step"),
 }
 
 

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 MAKEFILE = (ROOT / "Makefile").read_text()
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 _ASSIGNMENT = re.compile(r"^[A-Z_]+=")
-_SETTINGS = re.compile(r"^  *([A-Z_]+) '", re.MULTILINE)
+_SETTINGS = re.compile(r"^([A-Z_]+) \?=", re.MULTILINE)
 
 
 def words_of(text: str) -> list[list[str]]:
@@ -42,7 +42,7 @@ def check(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _make(rest: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"PYTEST_ARGS", "DEMO_ARGS", "BENCH_ARGS", *_SETTINGS.findall(MAKEFILE)}
+    known = {"CXX", "MAX_JOBS", *_SETTINGS.findall(MAKEFILE)}
     for word in rest:
         if _ASSIGNMENT.match(word):
             assert word.partition("=")[0] in known, f"the Makefile has no setting {word}"
