@@ -22,7 +22,9 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
 
 
-class Model(LightningModule):
+class WithoutOptimizer(LightningModule):
+    """Its configure_optimizers is the CLI's to add."""
+
     def __init__(self, width: int = 16) -> None:
         super().__init__()
         self.net = network()
@@ -33,6 +35,8 @@ class Model(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return F.cross_entropy(self(batch[0]), batch[1])
 
+
+class Model(WithoutOptimizer):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return FusedAdam(self.parameters(), lr=1e-3)
 
