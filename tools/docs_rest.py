@@ -1,8 +1,9 @@
-"""Turns the reStructuredText in docstrings (`:math:`, `.. math::`, code blocks, tables) into Markdown, for the site."""
+"""Reads docstrings for the site: their reStructuredText (formulas, code blocks, tables) becomes Markdown."""
 
 from __future__ import annotations
 
 import re
+from copy import copy
 from textwrap import dedent
 from typing import Any
 
@@ -17,6 +18,15 @@ _RULE = re.compile(r"=+(?: +=+)+")
 
 class RestToMarkdown(griffe.Extension):
     """The griffe extension that mkdocs.yml names."""
+
+    def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Reads ``__doc__ = Base.__doc__``: such a class has its base's docstring and constructor."""
+        if "__doc__" in cls.members and cls.docstring is None:
+            base = cls.resolved_bases[0]
+            assert base.docstring is not None, f"{base.path} has no docstring for {cls.path} to take over"
+            cls.docstring = griffe.Docstring(base.docstring.value, parser="google", parent=cls)
+            if "__init__" not in cls.members and "__init__" in base.members:
+                cls.set_member("__init__", copy(base.members["__init__"]))
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrites a docstring as soon as it is loaded."""
@@ -35,7 +45,7 @@ def markdown(text: str) -> str:
 def _display(found: re.Match[str]) -> str:
     formula = " ".join(f"{found['first']} {found['body']}".split())
     if "&" in formula or r"\\" in formula:
-        formula = rf"\begin{{aligned}}{formula}\end{{aligned}}"
+        formula = rf"\begin{{align*}}{formula}\end{{align*}}"
     return f"{found['indent']}\n{found['indent']}\\[{formula}\\]\n"
 
 

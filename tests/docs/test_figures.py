@@ -42,8 +42,8 @@ def test_one_figure_is_replaced_and_its_comments_stay(results: Any) -> None:
 
 
 def test_a_table_has_a_column_for_each_contender_and_gaps_where_there_is_no_figure(results: Any) -> None:
-    results(("AdamW", "× torch", 2.0), ("AdamW", "of roofline at 28 B", 0.95), ("Lion", "× timm", 12.7))
-    assert figures.whole("made").splitlines() == [
+    results(("AdamW", "× torch", 2.0), ("AdamW", "of roofline at 28 B", 0.951), ("Lion", "× timm", 12.7))
+    assert figures.pivoted(figures.record("made")["results"]).splitlines() == [
         "| | × torch | of the roofline | × timm |",
         "| --- | --- | --- | --- |",
         "| AdamW | 2.0 | 0.95 | |",
