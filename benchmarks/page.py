@@ -84,7 +84,9 @@ def _kind(row: str) -> str:
     words = {"tail": "The whole tail of a step", "masters": "bf16 weights, fp32 masters", "states": "All in bf16"}
     if found := next((kind for word, kind in words.items() if word in row.split()), None):
         return found
-    return "fp32" if row.endswith((" ResNet-50", " GPT-2")) else "Special cases"
+    if not row.endswith((" ResNet-50", " GPT-2")):
+        return "Special cases"
+    return "fp32, where torch has it" if row.startswith(("AdamW", "SGD", "Adagrad")) else "fp32, where torch has none"
 
 
 def told(result: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """The code blocks of a Markdown page, and what comments before them say to the tests.
 
-``<!-- test: setup`` begins a comment whose lines run as Python before what follows. ``<!-- test: slow -->`` puts off
-the next block to the slow tests, and ``<!-- test: syntax only (why) -->`` has it compiled or parsed, but not run.
+``<!-- test: page needs MODULE -->`` skips the page where a module cannot be imported. ``<!-- test: setup`` begins a
+comment whose lines run as Python before what follows. ``<!-- test: slow -->`` leaves the next block to the slow tests.
+``<!-- test: syntax only (why) -->`` has it compiled or parsed, but not run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^( *)(```+|~~~+)\s*([\w-]*)\s*(.*)$")
+_NEEDS = re.compile(r"^<!-- test: page needs ([\w.]+) -->$", re.MULTILINE)
 _TITLE = re.compile(r'^title="([^"]+)"$')
 
 
@@ -44,6 +46,11 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
+def needs(page: Path) -> list[str]:
+    """The modules without which a page's code cannot run."""
+    return _NEEDS.findall(page.read_text())
+
+
 def blocks(page: Path) -> Iterator[Block]:
     """All blocks of a page, in order.
 
@@ -57,10 +64,12 @@ def blocks(page: Path) -> Iterator[Block]:
             said = line.removeprefix("<!-- test:").strip()
             if said == "setup":
                 yield Block(page, number + 1, "python", _until(lines, page, number, re.compile("-->$")))
+            elif _NEEDS.match(line):
+                continue
             elif re.fullmatch(r"(slow|syntax only \(.+\)) -->", said):
                 note = said.removesuffix(" -->")
             else:
-                raise ValueError(f"{page}:{number}: {line!r} is none of setup, slow, syntax only (why)")
+                raise ValueError(f"{page}:{number}: {line!r} is none of page needs, setup, slow, syntax only (why)")
         elif found := _FENCE.match(line):
             indent, fence, language, rest = found.groups()
             title = _TITLE.match(rest)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import shell_lines
 import yaml
-from markdown_blocks import PAGES, ROOT, Block, blocks
+from markdown_blocks import PAGES, ROOT, Block, blocks, needs
 
 pytest.importorskip("jsonargparse")
 WITH_CODE = [page for page in PAGES if any(block.language != "text" for block in blocks(page))]
@@ -47,6 +47,8 @@ class Runner:
         monkeypatch.setitem(sys.modules, "docs_page", self.module)
 
     def run(self, page: Path, *, slow: bool) -> None:
+        for module in needs(page):
+            pytest.importorskip(module, exc_type=ImportError)
         for block in blocks(page):
             if block.note.startswith("syntax only"):
                 self.read(block)
