@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,5 +52,8 @@ def quiet_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
     torch.set_num_threads(threads)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
