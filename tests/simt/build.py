@@ -68,11 +68,12 @@ class Variant(NamedTuple):
         return self.kernels if source.suffix == ".cu" else self.launches
 
 
-_MORE_TYPES = ("fused_step_bf16", "fused_step_f64", "fused_step_norms_bf16", "fused_step_norms_f64")
+_MORE_HALVES = ("fused_step_bf16", "fused_step_norms_bf16")
+_MORE_TYPES = (*_MORE_HALVES, "fused_step_f64", "fused_step_norms_f64")
 PLAIN = Variant("plain")
 VARIANTS = {
     "plain": PLAIN,
-    "address": Variant("address", _SANITIZE_ADDRESS, (), ("-DSIMT_ADDRESS",), _SANITIZE_ADDRESS),
+    "address": Variant("address", _SANITIZE_ADDRESS, (), ("-DSIMT_ADDRESS",), _SANITIZE_ADDRESS, _MORE_HALVES),
     "thread": Variant("thread", _SANITIZE_THREAD, (), ("-DSIMT_THREAD",), _SANITIZE_THREAD, _MORE_TYPES),
     "coverage": Variant("coverage", ("-O0", "--coverage"), ("-O0", "--coverage"), (), ("--coverage",), _MORE_TYPES),
 }
