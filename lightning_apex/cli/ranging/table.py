@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from lightning_apex.cli.ranging.ranges import Ranges
 
-HEADINGS = ("module", "class", "activations", "gradients", "fp16 inf", "fp16 0", "0 scaled", "bf16 lost")
+HEADINGS = ("module", "class", "activ.", "grad.", "fp16 inf", "fp16 0", "0 scaled", "bf16 lost")
 _LEGEND = (
-    "activations, gradients: binary exponents, smallest to largest. fp16 inf: of the activations; fp16 0: of the "
+    "activ., grad.: binary exponents, smallest to largest. fp16 inf: of the activations; fp16 0: of the "
     "gradients; 0 scaled: the same at init_scale."
 )
 _ROWS = 40  # on a terminal
