@@ -47,7 +47,7 @@ def test_the_page_needs_no_other_file_and_says_what_was_found(children: Children
     page.feed((tmp_path / "out" / "report.html").read_text())
     assert all(link.startswith("#") for link in page.fetched)
     assert "script" not in page.tags and page.tags.count("svg") == 4
-    for expected in ("Use O2", comparison.recommendation.reason, *comparison.findings, "ApexPrecision('O2')", "torch "):
+    for expected in ("Use O2", comparison.recommendation.reason, *comparison.findings, 'ApexPrecision("O2")', "torch "):
         assert expected in page.text
     assert re.search(r"lightning-apex compare --model \S+ --data \S+ --accelerator cpu --levels O0 O2 O4", page.text)
 
