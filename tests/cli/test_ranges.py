@@ -292,6 +292,12 @@ def test_bad_input_is_one_sentence(changes: dict[str, Any], said: str) -> None:
     assert said in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_an_interrupt_ends_the_program_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", f"{FILE}:Interrupted", "--data", f"{FILE}:Data", "--accelerator", "cpu"]
+    assert main(["ranges", *words]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
 def test_no_data_is_said(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
