@@ -4,22 +4,10 @@ import pytest
 import torch
 from helpers import LEVELS, Net, all_fp32, batches, fit, plugin, trainer, weights
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_model_parallel_is_refused(level):
-    class Parallel(Net):
-        def configure_model(self):
-            pass
-
-    model = Parallel()
-    before = weights(model)
-    with pytest.raises((MisconfigurationException, TypeError, ValueError), match=r"ModelParallelStrategy") as caught:
-        fit(model, level, batches(1), strategy=ModelParallelStrategy())
-    assert "bf16" in str(caught.value) or "ddp" in str(caught.value)
-    assert all(torch.equal(weights(model)[n], t) for n, t in before.items())
+from lightning_apex import ApexPrecision
 
 
 @pytest.mark.parametrize("how", ["name", "object"])
@@ -31,10 +19,9 @@ def test_fsdp_is_refused(how):
 
 
 def test_fsdp_is_refused_with_a_sentence_once_lightning_accepts_the_plugin():
-    from lightning_apex.plugins import precision
-
-    assert FSDPStrategy in precision._OWN_PRECISION
-    assert DeepSpeedStrategy in precision._OWN_PRECISION
+    refused = ApexPrecision._lightning.cast_themselves
+    assert FSDPStrategy in refused
+    assert DeepSpeedStrategy in refused
 
 
 def test_deepspeed_is_refused():
