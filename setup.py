@@ -196,6 +196,7 @@ def extension_arguments() -> dict[str, Any]:
 
 setup(
     packages=find_packages(include=["lightning_apex", "lightning_apex.*"]),
+    py_modules=["lightning_apex_program"],
     package_data={"lightning_apex": ["py.typed", "*.pyi"]},
     **extension_arguments(),
 )
