@@ -75,11 +75,13 @@ def language_task(quick: bool = False, device: str = "cpu") -> Task:
     return lambda: Transformer(width, layers, vocabulary, length).to(device), loss
 
 
-def image_task(quick: bool = False, device: str = "cpu", channels_last: bool = True, batch: int = 8) -> Task:
-    """What makes the ResNet-18, and its loss on 224x224 images."""
+def image_task(
+    quick: bool = False, device: str = "cpu", channels_last: bool = True, batch: int = 8, size: int = 224
+) -> Task:
+    """What makes the ResNet-18, and its loss on square images."""
     layout = torch.channels_last if channels_last else torch.contiguous_format
     made = torch.Generator().manual_seed(0)
-    images = torch.randn(2 if quick else batch, 3, *([32, 32] if quick else [224, 224]), generator=made)
+    images = torch.randn(2 if quick else batch, 3, *([32, 32] if quick else [size, size]), generator=made)
     images = images.to(device, memory_format=layout)
     labels = torch.randint(10, (len(images),), generator=made).to(device)
 

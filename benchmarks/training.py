@@ -26,11 +26,11 @@ Step = Callable[[], None]
 class LevelStep:
     """One training step at an opt level, as the precision plugin makes it, without a Trainer around it."""
 
-    def __init__(self, level: str, task: Task, device: str = "cpu") -> None:
+    def __init__(self, level: str, task: Task, device: str = "cpu", half_dtype: torch.dtype | None = None) -> None:
         torch.manual_seed(0)
         make, self.loss = task
         self.model = make()
-        row = resolve(level).on(device)
+        row = resolve(level, half_dtype=half_dtype).on(device)
         self.engine = PrecisionEngine(row, LossScaler(row.loss_scale))
         self.engine.convert(self.model, device)
         self.optimizer = FusedAdam(self.model.parameters(), lr=1e-4)
@@ -44,7 +44,8 @@ class LevelStep:
         self.optimizer.zero_grad()
         with self.engine.forward_context():
             loss = self.loss(self.model)
-        self.engine.scale(loss).backward()
+        with self.engine.backward_context():
+            self.engine.scale(loss).backward()
 
     def update(self) -> None:
         if self.engine.steps_itself:

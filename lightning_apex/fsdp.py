@@ -44,6 +44,8 @@ def fully_shard(
 ) -> Any:
     """Torch's ``fully_shard`` with what a level computes in; modules that stay in fp32 get a group of their own.
 
+    Modules that are spread already stay as they are.
+
     Args:
         module: See ``torch.distributed.fsdp.fully_shard``; called from the inside outwards, too.
         level: The level as it runs on the device.
@@ -51,20 +53,22 @@ def fully_shard(
         reduce_dtype: What gradients are averaged in; ``None`` for the dtype they are computed in.
         **kwargs: For ``torch.distributed.fsdp.fully_shard``.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
     from torch.distributed.fsdp import fully_shard as torchs
 
     shard: Any = torchs  # one module or several, which its overloads keep apart
+    modules = [module] if isinstance(module, nn.Module) else list(module)
     if "mp_policy" in kwargs:
         raise ValueError(
             f"mp_policy={kwargs['mp_policy']!r} is what opt_level={level.name!r} decides: leave it out, give "
             "reduce_dtype for the exchange of gradients, or call torch.distributed.fsdp.fully_shard yourself."
         )
     check_level(level)
+    if all(isinstance(m, FSDPModule) for m in modules):
+        return module
     fp32 = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     if not level.casts_weights:
         return shard(module, mp_policy=fp32, **kwargs)
-    modules = [module] if isinstance(module, nn.Module) else list(module)
     apart = [m for root in modules for m in _outermost(root, level, tuple(keep_fp32))]
     if apart:
         shard(apart if len(apart) > 1 else apart[0], mp_policy=fp32, **kwargs)

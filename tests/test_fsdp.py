@@ -120,6 +120,15 @@ def test_classes_that_stay_in_fp32_are_gathered_in_fp32_once(mesh):
     assert isinstance(alone, FSDPModule) and alone._get_fsdp_state()._mp_policy.param_dtype is None
 
 
+def test_what_is_spread_already_stays_as_it_is(mesh):
+    precision = plugin()
+    module = sharded(precision, mesh)
+    params = list(module.parameters())
+    assert sharded(precision, mesh, module) is module
+    assert precision.fully_shard(list(module), mesh=mesh) == list(module)
+    assert all(p is q for p, q in zip(module.parameters(), params, strict=True))
+
+
 def test_several_modules_are_gathered_together(mesh):
     layers = [Block(), nn.Linear(8, 8)]
     plugin().fully_shard(layers, mesh=mesh)

@@ -134,6 +134,7 @@ class PluginBase:
         in the ``parallelize_fn`` of Fabric's `ModelParallelStrategy`. At O2 and O5 the weights are gathered in the half
         type, and the fp32 shards are the masters; BatchNorm and the classes of ``keep_fp32`` are gathered in fp32, and
         so must be modules that ``keep_fp32`` names by a pattern, with torch's function and before those around them.
+        ``configure_model`` is called for every fit and test: what is spread already stays as it is.
 
         Args:
             module: A module, or several that are gathered together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from helpers import Net, batches, plugin, trainer
@@ -56,8 +57,6 @@ class Sharded(Net):
         self.bad_steps = bad_steps
 
     def configure_model(self) -> None:
-        if any(isinstance(p, DTensor) for p in self.parameters()):
-            return
         precision, mesh = self.trainer.precision_plugin, self.device_mesh["data_parallel"]
         precision.fully_shard(self.net[1], mesh=mesh)
         precision.fully_shard(self.net[4], mesh=mesh)
@@ -167,7 +166,12 @@ def hopeless(rank, optimizer):
 
 
 def stages(rank, level):
-    """Everything a Trainer does with one model, evaluation before training first."""
+    """Everything a Trainer does with one model, evaluation before training first; in inference mode as under NCCL."""
+    with mock.patch("lightning.pytorch.loops.utilities._distributed_is_initialized", lambda: False):
+        return _stages(rank, level)
+
+
+def _stages(rank, level):
     model = Sharded("fused_adam")
     made = made_trainer(level, epochs=2)
     loader = rows_of(rank, 2, 3)
