@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
 import os
@@ -86,7 +87,8 @@ def _run(words: list[str]) -> int:
     function = command.load()
     options = parse(name, function, rest)
     as_json = options.pop("json")
-    result = function(**options)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # a user's model may print
+        result = function(**options)
     _print(result, as_json)
     return int(result.exit_code)
 
@@ -161,17 +163,20 @@ def _spelled_out(function: Callable[..., Any], words: Sequence[str]) -> list[str
     result: list[str] = []
     rest = list(words)
     while rest:
-        word = rest.pop(0)
-        kind = kinds.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
-        word = "--" + word[2:].replace("-", "_") if kind is not None else word
-        if kind is bool and not (rest and rest[0] in ("true", "false")):
-            word += "=true"
-        elif kind is not None and _is_list(kind) and rest and not rest[0].startswith("["):
+        word, equals, value = rest.pop(0).partition("=")
+        name = word[2:].replace("-", "_") if word.startswith("--") else ""
+        kind = kinds.get(name)
+        if kind is None:
+            result.append(word + equals + value)
+            continue
+        if not equals and kind is bool and not (rest and rest[0] in ("true", "false")):
+            equals, value = "=", "true"
+        elif not equals and _is_list(kind) and rest and not rest[0].startswith("["):
             items = []
-            while rest and not rest[0].startswith("--"):
+            while rest and not re.match(r"-\D", rest[0]):
                 items.append(rest.pop(0))
-            word += "=" + json.dumps(items)
-        result.append(word)
+            equals, value = "=", json.dumps(items)
+        result.append(f"--{name}{equals}{value}")
     return result
 
 

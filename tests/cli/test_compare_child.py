@@ -150,6 +150,13 @@ def test_skipped_steps(child: Any) -> None:
     assert run.losses["loss"][2] != run.losses["loss"][2] and run.first_not_finite is None
 
 
+def test_fp16_on_request(child: Any) -> None:
+    status, run = child("O2", "Net", steps=3, half_dtype="float16")
+    assert (status, run.error, run.half_dtype) == (0, "", "float16")
+    _, run = child("O5", "Net", steps=1, half_dtype="float16")  # not O5's to choose
+    assert run.half_dtype == "bfloat16"
+
+
 def test_a_loss_that_becomes_nan(child: Any) -> None:
     _, run = child("O5", "Diverges")
     assert run.finished and run.first_not_finite == 4

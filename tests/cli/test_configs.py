@@ -15,7 +15,8 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("rich")
 
 import compare_models
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningCLI
 
 from lightning_apex import FusedAdam
 from lightning_apex.cli.configs import Training, load_training
@@ -94,6 +95,30 @@ def test_classes_named_beside_a_config_that_has_their_arguments(words: str, load
 def test_no_config_at_all() -> None:
     training = load_training(model="compare_models:Net", data="compare_models:Data", accelerator="cpu")
     assert training.trainer["accelerator"] == "cpu" and training.notes == []
+
+
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")  # Lightning's calls
+@pytest.mark.parametrize("subclasses", [True, False])
+@pytest.mark.parametrize("run", [True, False])
+def test_configs_that_lightning_saved(run: bool, subclasses: bool, tmp_path: Path) -> None:
+    words = [f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu", "--trainer.max_steps=1"]
+    words += ["--trainer.accumulate_grad_batches=3", "--trainer.enable_progress_bar=false", "--seed_everything=3"]
+    words += ["--model=compare_models.Net", "--model.width=7", "--data=Data"] if subclasses else ["--model.width=7"]
+    base = (LightningModule, LightningDataModule) if subclasses else (compare_models.Net, compare_models.Data)
+    args = ["fit", *words, "--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"] if run else words
+    made = LightningCLI(
+        *base, subclass_mode_model=subclasses, subclass_mode_data=subclasses, args=args, run=run,
+        save_config_kwargs={"overwrite": True},
+    )  # fmt: skip
+    saved = tmp_path / "config.yaml"
+    if run:
+        (saved,) = tmp_path.rglob("config.yaml")
+    else:
+        made.parser.save(made.config, str(saved), skip_check=True)
+    names = {} if subclasses else {"model": "compare_models:Net", "data": "compare_models:Data"}
+    training = load_training(saved, **names)
+    assert training.model.net[0].out_features == 7 and training.trainer["accumulate_grad_batches"] == 3
+    assert training.data is not None
 
 
 def test_modules_are_found_beside_the_config(tmp_path: Path, load: Any) -> None:

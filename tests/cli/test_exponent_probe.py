@@ -177,6 +177,9 @@ def test_in_place_modules_keep_their_gradients() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(inplace=True), nn.ReLU(inplace=True))
     report = probed(model, lambda: model(torch.randn(8, 4)).sum())
     assert all(report.modules[name].counts["activation_gradients"].elements == 32 for name in ("0", "1", "2"))
+    # The same tensor all along, written twice.
+    zeros = [report.modules[name].counts["activations"].zeros for name in ("0", "1", "2")]
+    assert zeros[0] == 0 < zeros[1] < zeros[2]
 
 
 def test_frozen_then_unfrozen() -> None:

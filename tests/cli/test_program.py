@@ -93,6 +93,9 @@ def test_arguments_come_from_the_signature(commands: Any, capsys: Captured) -> N
         (["--names", "z"], {"names": ["z"]}),
         (["--start_over", "true"], {"start_over": True}),
         (["--start_over=false"], {"start_over": False}),
+        (["--start-over=true"], {"start_over": True}),
+        (["--out=a=b"], {"out": "a=b"}),
+        (["--names", "z", "--out", "here"], {"names": ["z"], "out": "here"}),
         (["--start_over", "--steps=5"], {"start_over": True, "steps": 5}),
     ],
 )
@@ -104,6 +107,23 @@ def test_spellings(words: list[str], expected: dict[str, Any], commands: Any) ->
 def test_without_json_the_result_shows_itself(commands: Any, capsys: Captured) -> None:
     assert program.main(["work", "a"]) == 0
     assert "shown ['names', 'out'," in capsys.readouterr().out
+
+
+def test_what_a_model_prints_is_no_json(commands: Any, capsys: Captured) -> None:
+    def talks() -> Answer:
+        print("hello")
+        return Answer({"a": 1})
+
+    commands["work"] = Fake(talks)
+    assert program.main(["work", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"a": 1, "nan": None} and printed.err == "hello\n"
+
+
+def test_help_after_a_list_is_help(commands: Any, capsys: Captured) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        program.main(["work", "a", "--names", "x", "-h"])
+    assert "Does the work." in capsys.readouterr().out
 
 
 def test_help_has_the_docstrings_words(commands: Any, capsys: Captured) -> None:
