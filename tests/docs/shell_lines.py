@@ -7,6 +7,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,9 @@ def check(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         name, _, value = words.pop(0).partition("=")
         monkeypatch.setenv(name, value)
     for start, checker in _CHECKERS.items():
-        if words[: len(start.split())] == start.split():
-            checker(words[len(start.split()) :], folder, monkeypatch)
+        length = len(start.split())
+        if words[:length] == start.split():
+            checker(words[length:], folder, monkeypatch)
             return
     raise AssertionError(f"no check knows `{' '.join(words)}`: add one to tests/docs/shell_lines.py")
 
@@ -60,13 +62,18 @@ def _pip(rest: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
             assert re.search(rf"^{extra} = \[", PYPROJECT, re.MULTILINE), f"pyproject.toml has no extra {extra}"
 
 
-def _benchmark(rest: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, *options = rest
-    assert name.startswith("benchmarks."), name
+def _benchmark(name: str, *options: str) -> None:
     source = ROOT / (name.replace(".", "/") + ".py")
     assert source.is_file(), f"there is no {name}"
     text = source.read_text() + (ROOT / "benchmarks" / "common.py").read_text()
     assert [word for word in options if word.startswith("--") and f'"{word}"' not in text] == []
+
+
+def _module(rest: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rest[0].startswith("benchmarks."):
+        _benchmark(*rest)
+    else:
+        assert find_spec(rest[0]) is not None, f"there is no {rest[0]}"
 
 
 def _example(path: str, rest: list[str]) -> None:
@@ -140,7 +147,7 @@ _CHECKERS: dict[str, Callable[[list[str], Path, pytest.MonkeyPatch], None]] = {
     "python -m benchmarks.page": _nothing,  # tests/docs/test_figures.py
     "python -m lightning_apex.migrate.page": _nothing,  # tests/migrate/test_table.py
     "python -m lightning_apex.migrate": _migrate,
-    "python -m": _benchmark,
+    "python -m": _module,
     "python": _python,
     "torchrun": _torchrun,
     "bash": _named_file,
