@@ -90,8 +90,9 @@ class PluginBase:
         return f"{type(self).__name__}({self.level.name!r})"
 
     def __str__(self) -> str:
-        # Lightning's message about a plugin that it does not know shows this.
-        return f"{self!r} ({self._lightning.hint(type(self).__name__)})"
+        # Lightning shows this where it does not know a plugin, and where it refuses one beside its FSDPStrategy.
+        hint = self._lightning.hint(type(self).__name__)
+        return f"{self!r} ({hint}; for FSDP2 use ModelParallelStrategy and plugin.fully_shard())"
 
     # --- what people read ---------------------------------------------------------------------------------------
 

@@ -52,10 +52,7 @@ class ApexModelSummaryBody(ModelSummary):
         self._lightning.refuse_stranger(trainer, type(self).__name__)
         if not self._max_depth:
             return
-        with warnings.catch_warnings():
-            # Lightning's guess of the size, which it warns of, is not used.
-            warnings.filterwarnings("ignore", "Precision .* is not supported by the model summary")
-            summary: Any = self._summary(trainer, pl_module)
+        summary = self._lightnings_summary(trainer, pl_module)
         columns: list[Column] = summary._get_summary_data()
         columns.insert(4, ("Dtype", _dtypes_of_rows(pl_module, dict(columns)["Name"])))
         if not trainer.is_global_zero:
@@ -73,6 +70,20 @@ class ApexModelSummaryBody(ModelSummary):
             return
         self.summarize(columns, *totals, total_flops=summary.total_flops)
         rank_zero_info("\n".join(f"{self._lightning.human_count(n):<10}{what}" for what, n in sums.items()))
+
+    def _lightnings_summary(self, trainer: Trainer, pl_module: LightningModule) -> Any:
+        example = pl_module.example_input_array
+        converted = trainer.precision_plugin.convert_input(example)
+        try:
+            if converted is not example:  # Lightning would hand it to a half model as it is
+                pl_module.example_input_array = converted
+            with warnings.catch_warnings():
+                # Lightning's guess of the size, which it warns of, is not used.
+                warnings.filterwarnings("ignore", "Precision .* is not supported by the model summary")
+                return self._summary(trainer, pl_module)
+        finally:
+            if converted is not example:
+                pl_module.example_input_array = example
 
     def _print_rich(
         self,
