@@ -197,6 +197,6 @@ def extension_arguments() -> dict[str, Any]:
 setup(
     packages=find_packages(include=["lightning_apex", "lightning_apex.*"]),
     py_modules=["lightning_apex_program"],
-    package_data={"lightning_apex": ["py.typed", "*.pyi"]},
+    package_data={"lightning_apex": ["py.typed", "*.pyi"], "lightning_apex.cli.benching": ["*.cpp"]},
     **extension_arguments(),
 )

@@ -12,14 +12,15 @@ from functools import partial
 
 import torch
 
-from benchmarks import gpu_family, shapes
+from benchmarks import gpu_family
 from benchmarks.common import Contender, Options, Race, Result, parse_options, race
 from benchmarks.contenders import FOREACH, FUSED, OURS, Buffers, adamw, master_tails, scaled_tails
-from benchmarks.family import ROOF
 from benchmarks.models import Task, image_task, language_task
 from benchmarks.optimizers import STEP_BYTES, Goals
 from benchmarks.report import Report
 from benchmarks.training import AUTOCAST, AUTOCAST_FP16, FP32, PURE, LevelStep, torch_step
+from lightning_apex.cli.benching import shapes
+from lightning_apex.cli.benching.families import ROOF
 
 LEVELS = ("O0", "O1", "O2", "O3", "O4", "O5")
 

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from benchmarks.common import Contender
 from benchmarks.contenders import OURS, Buffers
-from benchmarks.peers import Peer
 from lightning_apex import optimizers
+from lightning_apex.cli.benching.peers import Peer
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import lightning_apex
 from benchmarks.common import Options, Race, Result
+from lightning_apex.cli.benching.machine import cpu_model, machine
 
 _COLOURS = {"stretch": "bold green", "met": "green", "within noise": "yellow", "missed": "red", "": "dim"}
 
@@ -85,33 +82,6 @@ class Report:
             "results": [{**asdict(result), "verdict": result.verdict()} for result in self.results],
             "milliseconds": self.milliseconds,
         }
-
-
-def machine() -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "lightning_apex": lightning_apex.__version__,
-        "build": {key: str(value) for key, value in lightning_apex.build_info().items()},
-    }
-    if torch.cuda.is_available():
-        record["gpu"] = torch.cuda.get_device_name()
-    return record
-
-
-def cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def draw(results: list[Result], path: Path, title: str) -> None:

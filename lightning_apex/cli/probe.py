@@ -20,6 +20,7 @@ from lightning_apex.cli.exponents import Exponents, exponent_bins
 
 Kind = Literal["weights", "activations", "activation_gradients", "weight_gradients"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+_LEFT_OUT = (_Loss, torch.jit.ScriptModule)
 
 
 @dataclass
@@ -30,7 +31,7 @@ class ModuleExponents:
         name: Its first name in the model; empty for the model itself.
         type: Its class.
         calls: How often it was called while the probe recorded.
-        is_loss: Whether it is a loss module: not counted.
+        left_out: Whether its outputs are not counted: a loss module's, and a scripted one's, which take no hooks.
         stays_fp32: Whether every opt level but O3 computes with its weights in fp32.
         passes_on: Whether its outputs are those of its last submodule, as a Sequential's.
         weights: How many weights it holds, its submodules' included.
@@ -40,7 +41,7 @@ class ModuleExponents:
     name: str
     type: str
     calls: int = 0
-    is_loss: bool = False
+    left_out: bool = False
     stays_fp32: bool = False
     passes_on: bool = False
     weights: int = 0
@@ -94,7 +95,7 @@ class ProbeReport:
     @property
     def never_called(self) -> list[str]:
         """Names of modules that were not used: neither called, nor anything in them, nor their weights; outermost."""
-        used = [n for n, m in self.modules.items() if m.calls or m.is_loss or m.counts["weight_gradients"].elements]
+        used = [n for n, m in self.modules.items() if m.calls or m.left_out or m.counts["weight_gradients"].elements]
         around = {name[:end] for name in used for end in range(len(name) + 1) if name[end : end + 1] in ("", ".")}
         unused = [name for name in self.modules if name and name not in around]
         return [name for name in unused if not any(name.startswith(f"{outer}.") for outer in unused)]
@@ -105,7 +106,7 @@ class ExponentProbe:
 
     Everything is counted on the device of the values, in memory that does not grow with the steps. Scalars are left
     out, and so are loss modules: a loss is computed in fp32 at every opt level. A block that is computed again in the
-    backward pass (checkpointing) counts once.
+    backward pass (checkpointing) counts once. Inside of `torch.func`'s transforms and scripted modules nothing counts.
 
     Args:
         root: The model.
@@ -128,9 +129,8 @@ class ExponentProbe:
 
     def __enter__(self) -> ExponentProbe:
         for module, name in self._names.items():
-            if isinstance(module, _Loss):
-                continue
-            self._handles.append(module.register_forward_hook(_OutputHook(self, name)))
+            if not isinstance(module, _LEFT_OUT):
+                self._handles.append(module.register_forward_hook(_OutputHook(self, name)))
             self._watch_parameters(module, name)
         return self
 
@@ -159,7 +159,7 @@ class ExponentProbe:
                 name,
                 type(module).__name__,
                 self._calls[name],
-                is_loss=isinstance(module, _Loss),
+                left_out=isinstance(module, _LEFT_OUT),
                 stays_fp32=has_running_statistics(module) or needs_fp32(module),
                 passes_on=isinstance(module, nn.Sequential) and len(module) > 0,
                 weights=sum(param.numel() for param in module.parameters() if not is_lazy(param)),
@@ -174,11 +174,13 @@ class ExponentProbe:
         """Called by a module's hook with what the module returned."""
         if not self.recording:
             return
-        self._watch_parameters(module, name)  # unfrozen or made meanwhile
         again = torch._C._current_graph_task_id() != -1  # in a backward pass: a checkpointed block
         if not again:
             self._calls[name] += 1
             self._forward_order.setdefault(name)
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # tensors that nothing may be added to or from
+            return
+        self._watch_parameters(module, name)  # unfrozen or made meanwhile
         map_tensors(output, lambda tensor: self._see_output(name, tensor, again))
 
     def _see_output(self, name: str, tensor: Tensor, again: bool) -> Tensor:

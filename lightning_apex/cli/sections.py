@@ -80,8 +80,11 @@ def find_modules(config: str | Path | None) -> None:
 
 def class_named(argument: str, name: str | None) -> Any:
     """The class that an argument names as ``module:Class`` or ``file.py:Class``."""
-    if name is None:
-        return None
+    return None if name is None else _of_the_right_kind(argument, name, object_named(argument, name))
+
+
+def object_named(argument: str, name: str) -> Any:
+    """Whatever it names."""
     module, _, attribute = name.partition(":")
     if not attribute:
         raise CommandError(f"{argument}={name!r} names no class: write it as package.module:Class.")
@@ -92,10 +95,10 @@ def class_named(argument: str, name: str | None) -> Any:
         sys.path.insert(0, str(path.resolve().parent))
         module = path.stem
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found: Any = getattr(importlib.import_module(module), attribute)
     except Exception as error:
         raise CommandError(f"{argument}={name!r} cannot be imported: {said(error)}.") from error
-    return _of_the_right_kind(argument, name, found)
+    return found
 
 
 def _of_the_right_kind(argument: str, name: str, found: Any) -> Any:

@@ -11,6 +11,7 @@ plan, task, events = json.loads(Path(sys.argv[1]).read_text()), json.loads(Path(
 name = f"{task['level']}-seed{task['seed']}"
 with open(sys.argv[1] + ".calls", "a") as calls:
     calls.write(name + "\n")
+Path(sys.argv[1] + ".task").write_text(json.dumps(task))
 what = plan.get(name, "finish")
 
 
@@ -22,8 +23,8 @@ def emit(kind: str, **event: object) -> None:
 if what == "dies early":
     sys.exit("ImportError: something is not there")
 if what == "bad":
-    emit("bad input", message="the model is no good: mend it.")
-    sys.exit(2)
+    emit("end", status="bad input", error="the model is no good: mend it.")
+    sys.exit(1)
 emit("begin", device="a device", half_dtype="", notes=[])
 for step in range(task["steps"]):
     fast = 1.0 if task["level"] == "O0" else 0.5

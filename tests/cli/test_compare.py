@@ -1,16 +1,14 @@
-"""``lightning-apex compare``: its processes, what it keeps for later, and its report."""
+"""``lightning-apex compare``: its processes, what it keeps for later, and what it says of bad input."""
 
 from __future__ import annotations
 
-import io
+import _thread
 import json
 import os
-import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,69 +18,13 @@ pytest.importorskip("jsonargparse")
 pytest.importorskip("rich")
 pytest.importorskip("matplotlib")
 
-import _thread
-import threading
+from compare_support import HERE, MODELS, Children, compared
 
-from rich.console import Console
-
-from lightning_apex.cli import Comparison, compare
-from lightning_apex.cli.comparing import runs as runs_module
+from lightning_apex.cli import Comparison
 from lightning_apex.cli.errors import CommandError
 from lightning_apex.cli.program import main
 
-HERE = Path(__file__).parent
-MODELS = HERE / "compare_models.py"
-WORDS: dict[str, Any] = {"model": f"{MODELS}:Net", "data": f"{MODELS}:Data", "accelerator": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def same_import_path() -> Iterator[None]:
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
-
-
-class Children:
-    """Fake runs: what happens in each, and which were started."""
-
-    def __init__(self, folder: Path) -> None:
-        self.plan = folder / "plan.json"
-        self.set()
-
-    def set(self, **what: str) -> None:
-        self.plan.write_text(json.dumps({name.replace("_", "-"): happens for name, happens in what.items()}))
-
-    def take_calls(self) -> list[str]:
-        calls = Path(f"{self.plan}.calls")
-        names = calls.read_text().split() if calls.exists() else []
-        calls.unlink(missing_ok=True)
-        return names
-
-    @property
-    def pid(self) -> int | None:
-        path = Path(f"{self.plan}.pid")
-        return int(path.read_text() or 0) if path.exists() else None
-
-
-@pytest.fixture
-def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Children:
-    made = Children(tmp_path)
-    monkeypatch.setattr(runs_module, "COMMAND", (sys.executable, str(HERE / "fake_child.py"), str(made.plan)))
-    monkeypatch.setattr(runs_module, "_SECONDS_BETWEEN_LOOKS", 0.02)
-    return made
-
-
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that make many comparisons and look at no picture."""
-    monkeypatch.setattr(Comparison, "save", lambda self, folder: None)
-
-
 without_report = pytest.mark.usefixtures("no_report")
-
-
-def compared(out: Path, **words: Any) -> Comparison:
-    return compare(**(WORDS | {"levels": ("O0", "O2"), "steps": 4, "seeds": 2, "out": str(out)} | words))
 
 
 def test_all_levels_and_seeds_and_o0_is_always_there(children: Children, tmp_path: Path) -> None:
@@ -194,15 +136,21 @@ def test_input_that_no_level_can_use_leaves_nothing_behind(happens: str, childre
 
 
 @without_report
-def test_bad_input_keeps_earlier_runs(children: Children, tmp_path: Path) -> None:
-    compared(tmp_path / "out", seeds=1)
-    children.set(O0_seed1="bad")
-    with pytest.raises(CommandError):
-        compared(tmp_path / "out", seeds=2)
+def test_what_one_level_cannot_use_after_others_could_is_a_finding(children: Children, tmp_path: Path) -> None:
+    children.set(O2_seed0="bad", O0_seed1="bad")
+    comparison = compared(tmp_path / "out")
+    assert len(children.take_calls()) == 4
+    assert "O2 (seed 0) did not finish after 0 steps: the model is no good: mend it." in comparison.findings
+    assert comparison.exit_code == 1
     children.set()
-    children.take_calls()
-    compared(tmp_path / "out", seeds=2)
-    assert children.take_calls() == ["O0-seed1", "O2-seed1"]
+    compared(tmp_path / "out")
+    assert children.take_calls() == ["O2-seed0", "O0-seed1"]
+
+
+def test_children_find_what_the_caller_finds(children: Children, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "somewhere"))
+    compared(tmp_path / "out", levels=("O0",), seeds=1)
+    assert str(tmp_path / "somewhere") in json.loads(Path(f"{children.plan}.task").read_text())["import_paths"]
 
 
 @pytest.mark.parametrize(
@@ -242,99 +190,6 @@ def test_a_report_that_cannot_be_written_leaves_no_half_one(
     with pytest.raises(CommandError, match=r"report\.png cannot be written: No space left on device"):
         compared(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.json", "runs"]
-
-
-# --- the report -----------------------------------------------------------------------------------------------------
-
-
-class Links(HTMLParser):
-    """All that a page would fetch, and its text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fetched: list[str] = []
-        self.tags: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.fetched += [value or "" for key, value in attrs if key in ("src", "href", "xlink:href", "data")]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_the_page_needs_no_other_file_and_says_what_was_found(children: Children, tmp_path: Path) -> None:
-    children.set(O4_seed0="killed")
-    comparison = compared(tmp_path / "out", levels=("O2", "O4"))
-    page = Links()
-    page.feed((tmp_path / "out" / "report.html").read_text())
-    assert all(link.startswith("#") for link in page.fetched)
-    assert "script" not in page.tags and page.tags.count("svg") == 4
-    for expected in ("Use O2", comparison.recommendation.reason, *comparison.findings, "ApexPrecision('O2')", "torch "):
-        assert expected in page.text
-    assert re.search(r"lightning-apex compare --model \S+ --data \S+ --accelerator cpu --levels O0 O2 O4", page.text)
-
-
-def test_text_of_others_is_escaped(children: Children, tmp_path: Path) -> None:
-    comparison = compared(tmp_path / "out")
-    comparison.runs[2].status, comparison.runs[2].error = "failed", "<script>alert(1)</script> & more"
-    text = comparison.to_html(tmp_path / "page.html")
-    assert "<script" not in text and "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in text
-    assert (tmp_path / "page.html").read_text() == text
-
-
-def test_load_gives_what_was_saved(children: Children, tmp_path: Path) -> None:
-    children.set(O4_seed0="killed", O5_seed1="fails")
-    comparison = compared(tmp_path / "out", levels=("O2", "O4", "O5"))
-    for path in (tmp_path / "out", tmp_path / "out" / "report.json", str(tmp_path / "out")):
-        again = Comparison.load(path)
-        assert again == comparison
-        assert again.recommendation == comparison.recommendation and again.findings == comparison.findings
-    content = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert content["recommendation"]["level"] == "O2" and len(content["runs"]) == 8
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 99, "settings": {}, "runs": []}', '{"format": 1}'])
-def test_load_refuses_other_files(content: str, tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text(content)
-    with pytest.raises(CommandError, match=r"report\.json is no report of lightning-apex compare"):
-        Comparison.load(tmp_path)
-
-
-def test_load_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="cannot be read: No such file"):
-        Comparison.load(tmp_path)
-
-
-def test_plot_draws_every_level(children: Children, tmp_path: Path) -> None:
-    comparison = compared(tmp_path / "out")
-    losses, distances, times, memory = comparison.plot().axes
-    labels = [text.get_text() for text in losses.get_legend().get_texts()]
-    assert labels == ["O0", "O2"] and len(losses.lines) == 8
-    assert [text.get_text() for text in distances.get_legend().get_texts()] == ["O0 over seeds", "O2"]
-    assert [bar.get_width() for bar in times.patches] == [1000.0, 500.0]
-    assert sum(bar.get_width() for bar in memory.patches) == pytest.approx(2 * 450 / 2**20)
-
-
-def test_the_table_fits_80_columns(children: Children, tmp_path: Path) -> None:
-    console = Console(width=80, record=True, file=io.StringIO())
-    children.set(O5_seed0="killed")
-    compared(tmp_path / "out", levels=("O1", "O2", "O3", "O4", "O5")).show(console)
-    text = console.export_text()
-    assert "…" not in text.split("Use ")[0]
-    assert re.search(r"O2 .* 500 +0\.50 ", text) and "killed" in text and "report.html" in text
-
-
-def test_json_alone_on_stdout(children: Children, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", WORDS["model"], "--data", WORDS["data"], "--levels", "O2", "--steps", "3", "--seeds", "1"]
-    assert main(["compare", *words, "--out", str(tmp_path / "out"), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out) == json.loads((tmp_path / "out" / "report.json").read_text())
-    assert "O2, seed 0" in printed.err
-
-
-# --- real children --------------------------------------------------------------------------------------------------
 
 
 def test_the_program_itself(tmp_path: Path) -> None:

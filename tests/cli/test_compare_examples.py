@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,13 +17,6 @@ from lightning_apex.cli.comparing.records import read_events, run_of_events
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "compare"
 CONFIGS = sorted(EXAMPLES.glob("*.yaml"))
-
-
-@pytest.fixture(autouse=True)
-def same_import_path() -> Iterator[None]:
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
 
 
 def test_there_are_three() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,6 @@ HERE = Path(__file__).parent
 NET = {"class_path": "compare_models.Net"}
 BARE = {"class_path": "compare_models.Bare", "init_args": {"width": 5}}
 DATA = {"class_path": "compare_models.Data"}
-
-
-@pytest.fixture(autouse=True)
-def same_import_path() -> Iterator[None]:
-    before = list(sys.path)
-    yield
-    sys.path[:] = before
 
 
 @pytest.fixture

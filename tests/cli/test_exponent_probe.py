@@ -182,6 +182,42 @@ def test_in_place_modules_keep_their_gradients() -> None:
     assert zeros[0] == 0 < zeros[1] < zeros[2]
 
 
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_inside_of_functional_transforms_nothing_counts_and_nothing_breaks(transform: str) -> None:
+    model = nn.Linear(4, 2)
+
+    def step() -> Tensor:
+        if transform == "vmap":
+            torch.func.vmap(model)(torch.randn(3, 4))
+        else:
+            values = dict(model.named_parameters())
+            torch.func.grad(lambda p: torch.func.functional_call(model, p, torch.randn(4)).sum())(values)
+        return model(torch.randn(3, 4)).sum()
+
+    module = probed(model, step).modules[""]
+    assert module.calls == 2 and module.counts["activations"].elements == 6
+    assert module.counts["weight_gradients"].elements == 10
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of the compiler, at a break
+@pytest.mark.parametrize("where", ["outside", "inside"])
+def test_compiled_modules(where: str) -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model = nn.Sequential(nn.Linear(4, 4), torch.compile(inner, backend="eager") if where == "inside" else inner)
+    called = torch.compile(model, backend="eager") if where == "outside" else model
+    report = probed(model, lambda: called(torch.randn(3, 4)).sum())
+    assert all(module.counts["activations"].elements == 12 for module in report.modules.values())
+    assert all(module.counts["activation_gradients"].elements == 12 for module in report.modules.values())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+def test_scripted_modules_take_no_hooks() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())))
+    report = probed(model, lambda: model(torch.randn(3, 4)).sum())
+    assert report.modules[""].counts["activations"].elements == 12 and report.never_called == []
+    assert report.modules["1.0"].counts["weight_gradients"].elements == 20
+
+
 def test_frozen_then_unfrozen() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)

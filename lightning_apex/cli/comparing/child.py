@@ -9,14 +9,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_apex.cli.comparing.records import FAILED, FINISHED, OUT_OF_MEMORY
-from lightning_apex.cli.errors import BAD_INPUT, FINDING, OK, CommandError, one_sentence
+from lightning_apex.cli.comparing.records import BAD_INPUT, FAILED, FINISHED, OUT_OF_MEMORY
+from lightning_apex.cli.errors import FINDING, OK, CommandError, one_sentence
 from lightning_apex.cli.sections import about_cuda
 
 
@@ -31,6 +31,7 @@ class Task:
         steps: How many.
         half_dtype: For the levels O1 to O3; ``None`` for the level's own.
         probes_ranges: Whether activations and gradients are looked at.
+        import_paths: Where the parent finds modules.
     """
 
     config: str | None
@@ -42,31 +43,31 @@ class Task:
     steps: int
     half_dtype: str | None
     probes_ranges: bool
+    import_paths: list[str] = field(default_factory=list)
 
 
 def main(argv: Sequence[str]) -> int:
     """Trains, and writes one JSON line an event; the last one says how it ended."""
     task = Task(**json.loads(Path(argv[0]).read_text()))
+    sys.path += [path for path in task.import_paths if path not in sys.path]
     with open(argv[1], "w") as file:
 
         def emit(event: dict[str, Any]) -> None:
             file.write(json.dumps(_finite(event), allow_nan=False) + "\n")
             file.flush()
 
+        status, sentence = FINISHED, ""
         try:
             train(task, emit)
         except CommandError as error:
-            emit({"kind": "bad input", "message": str(error)})
-            return BAD_INPUT
+            status, sentence = BAD_INPUT, str(error)
         except Exception as error:
             traceback.print_exc()
-            if (sentence := about_cuda(error)) is not None:
-                emit({"kind": "bad input", "message": sentence})
-                return BAD_INPUT
-            emit({"kind": "end", "status": _status(error), "error": f"{type(error).__name__}: {one_sentence(error)}"})
-            return FINDING
-        emit({"kind": "end", "status": FINISHED, "error": ""})
-    return OK
+            status, sentence = _status(error), f"{type(error).__name__}: {one_sentence(error)}"
+            if (needs_cuda := about_cuda(error)) is not None:
+                status, sentence = BAD_INPUT, needs_cuda
+        emit({"kind": "end", "status": status, "error": sentence})
+    return OK if status == FINISHED else FINDING
 
 
 def _finite(value: Any) -> Any:

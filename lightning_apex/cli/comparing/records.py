@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-FINISHED, FAILED, KILLED, OUT_OF_MEMORY = "finished", "failed", "killed", "out of memory"
+FINISHED, FAILED, KILLED, OUT_OF_MEMORY, BAD_INPUT = "finished", "failed", "killed", "out of memory", "bad input"
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Run:
     Attributes:
         level: ``"O0"`` to ``"O5"``.
         seed: For everything that is drawn.
-        status: ``"finished"``, ``"failed"``, ``"killed"`` or ``"out of memory"``.
+        status: ``"finished"``, ``"failed"``, ``"killed"``, ``"out of memory"`` or ``"bad input"``.
         error: Why it did not finish, in one sentence.
         losses: By name, one value a step; the name is ``"loss"`` unless the model optimizes by hand and returns none.
         seconds: Of each step; data loading is left out.

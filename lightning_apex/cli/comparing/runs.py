@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_apex.cli.comparing.records import KILLED, Run, read_events, run_of_events
+from lightning_apex.cli.comparing.records import BAD_INPUT, KILLED, Run, read_events, run_of_events
 from lightning_apex.cli.comparing.settings import Settings
 from lightning_apex.cli.errors import CommandError, one_sentence
 from lightning_apex.cli.output import Bar, Bars, json_text, progress
 
 COMMAND = (sys.executable, "-m", "lightning_apex.cli.comparing.child")  # takes a task and where events go
+_OF_ALL_RUNS = ("config", "model", "data", "accelerator", "steps", "half_dtype")
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
@@ -29,11 +30,16 @@ def train_all(settings: Settings, levels: Sequence[str], seeds: Sequence[int], f
     Raises:
         CommandError: If the config, the model or the data cannot be used, which the first run shows.
     """
-    runs = []
+    runs: list[Run] = []
     with progress() as bars:
         for seed in seeds:
             for level in levels:
-                runs.append(_kept(folder, level, seed, bars) or _trained(settings, level, seed, seeds, folder, bars))
+                task = {name: getattr(settings, name) for name in _OF_ALL_RUNS}
+                task |= {"level": level, "seed": seed, "probes_ranges": level == levels[0] and seed == seeds[0]}
+                run = _kept(folder, level, seed, bars) or _trained(task, folder, bars)
+                if run.status == BAD_INPUT and not any(earlier.finished for earlier in runs):
+                    raise CommandError(run.error)
+                runs.append(run)
     return runs
 
 
@@ -51,23 +57,15 @@ def _kept(folder: Path, level: str, seed: int, bars: Bars) -> Run | None:
     return run
 
 
-def _trained(settings: Settings, level: str, seed: int, seeds: Sequence[int], folder: Path, bars: Bars) -> Run:
+def _trained(task: dict[str, Any], folder: Path, bars: Bars) -> Run:
+    level, seed = task["level"], task["seed"]
     name = _name(level, seed)
     under_way, done = folder / f".{name}.jsonl", folder / f"{name}.jsonl"
     under_way.unlink(missing_ok=True)
-    task = {
-        **{key: getattr(settings, key) for key in ("config", "model", "data", "accelerator", "steps", "half_dtype")},
-        **{"level": level, "seed": seed, "probes_ranges": level == "O0" and seed == seeds[0]},
-    }
-    bar = bars.add(f"{level}, seed {seed}", total=settings.steps)
+    bar = bars.add(f"{level}, seed {seed}", total=task["steps"])
     with _child(task, under_way, folder / f"{name}.log") as process:
         _follow(process, under_way, bar)
-    events = read_events(under_way)
-    bad = next((event["message"] for event in events if event["kind"] == "bad input"), None)
-    if bad is not None:
-        under_way.unlink()
-        raise CommandError(bad)
-    run = run_of_events(level, seed, events)
+    run = run_of_events(level, seed, read_events(under_way))
     if not run.error and not run.finished:
         run.status, run.error = KILLED, _how_it_died(process.returncode, folder / f"{name}.log")
     bar.update(note=run.error or _last_loss(run))
@@ -82,7 +80,7 @@ def _trained(settings: Settings, level: str, seed: int, seeds: Sequence[int], fo
 def _child(task: dict[str, Any], events: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The process; it is gone when the block is left, however it is left."""
     order = events.with_suffix(".task")
-    order.write_text(json_text(task))
+    order.write_text(json_text(task | {"import_paths": [path for path in sys.path if path]}))
     command = [*COMMAND, str(order), str(events)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(_import_paths())}
     try:
@@ -103,10 +101,10 @@ def _child(task: dict[str, Any], events: Path, log: Path) -> Iterator[subprocess
 
 
 def _import_paths() -> list[str]:
-    """This package's folder, where it is no installed one, before those the user has set."""
-    own = str(Path(__file__).resolve().parents[3])
+    """This package's folder after those the user has set; not an installed one's, which may hold anything."""
+    own = Path(__file__).resolve().parents[3]
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return list(dict.fromkeys([*given, own]))
+    return list(dict.fromkeys([*given, *([] if own.name in ("site-packages", "dist-packages") else [str(own)])]))
 
 
 def _follow(process: subprocess.Popen[bytes], events: Path, bar: Bar) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -58,13 +59,12 @@ def percent(share: float | None, counted: Exponents) -> str:
 
 def settings(ranges: Ranges) -> str:
     """What to write, as code."""
-    given = [f"init_scale={_power(ranges.init_scale)}"] if ranges.init_scale is not None else []
-    given += [f"keep_fp32={ranges.keep_fp32!r}"] if ranges.keep_fp32 else []
-    return f"ApexPrecision({', '.join([chr(34) + 'O2' + chr(34), *given])})"
-
-
-def _power(scale: float | None) -> str:
-    return f"2.0**{torch.tensor(scale).log2().int().item()}"
+    given = ['"O2"']
+    if ranges.init_scale is not None:
+        given.append(f"init_scale=2.0**{round(math.log2(ranges.init_scale))}")
+    if ranges.keep_fp32:
+        given.append(f"keep_fp32={ranges.keep_fp32!r}")
+    return f"ApexPrecision({', '.join(given)})"
 
 
 def sentences(ranges: Ranges) -> list[str]:
