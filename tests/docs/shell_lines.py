@@ -36,6 +36,9 @@ def check(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         if words[:length] == start.split():
             checker(words[length:], folder, monkeypatch)
             return
+    if "/" in words[0]:
+        _named_file(words, folder, monkeypatch)
+        return
     raise AssertionError(f"no check knows `{' '.join(words)}`: add one to tests/docs/shell_lines.py")
 
 
