@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from copy import copy
+from functools import cache
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -13,6 +15,8 @@ _INDENTED = r"(?P<body>(?:\n*^(?P=indent)[ ]+\S.*$)+)"
 _MATH = re.compile(r"^(?P<indent> *)\.\. math::[ ]*(?P<first>.*)$" + _INDENTED.replace(")+)", ")*)"), re.MULTILINE)
 _CODE = re.compile(r"^(?P<indent> *)\.\. code-block:: (?P<language>\w+)$" + _INDENTED, re.MULTILINE)
 _INLINE = re.compile(r":math:`([^`]+)`")
+_NAME = re.compile(r"(?<!`)`([\w.]+)`(?!`)")
+_SHOWN = re.compile(r"^::: ([\w.]+)\n(?!    options:\n      show_root_heading: false)", re.MULTILINE)
 _RULE = re.compile(r"=+(?: +=+)+")
 
 
@@ -31,7 +35,26 @@ class RestToMarkdown(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrites a docstring as soon as it is loaded."""
         if obj.docstring is not None:
-            obj.docstring.value = markdown(obj.docstring.value)
+            obj.docstring.value = _linked(markdown(obj.docstring.value), obj.name)
+
+
+def _linked(text: str, own_name: str) -> str:
+    """Names in single backticks become links where the reference has them."""
+
+    def link(found: re.Match[str]) -> str:
+        name = found[1].rpartition(".")[2]
+        known = _documented().get(name)
+        return f"[{found[0]}][{known}]" if known and name != own_name else found[0]
+
+    return _NAME.sub(link, text)
+
+
+@cache
+def _documented() -> dict[str, str]:
+    """What the pages of the reference show, by its last name; the Trainer's plugin before Fabric's."""
+    pages = sorted((Path(__file__).parents[1] / "docs" / "reference").glob("*.md"))
+    shown = [name for page in pages for name in _SHOWN.findall(page.read_text())]
+    return {name.rpartition(".")[2]: name for name in sorted(shown, key=lambda name: "fabric" not in name)}
 
 
 def markdown(text: str) -> str:

@@ -27,15 +27,18 @@ def words_of(text: str) -> list[list[str]]:
 
 
 def check(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs or checks one command."""
-    while _ASSIGNMENT.match(words[0]):
-        name, _, value = words.pop(0).partition("=")
-        monkeypatch.setenv(name, value)
-    for start, checker in _CHECKERS.items():
-        length = len(start.split())
-        if words[:length] == start.split():
-            checker(words[length:], folder, monkeypatch)
-            return
+    """Runs or checks one command, in the environment that stands before it."""
+    with monkeypatch.context() as for_this_line:
+        while _ASSIGNMENT.match(words[0]):
+            name, _, value = words[0].partition("=")
+            for_this_line.setenv(name, value)
+            words = words[1:]
+        for start, checker in _CHECKERS.items():
+            length = len(start.split())
+            if words[:length] == start.split():
+                return checker(words[length:], folder, for_this_line)
+        if "/" in words[0]:
+            return _named_file(words, folder, for_this_line)
     raise AssertionError(f"no check knows `{' '.join(words)}`: add one to tests/docs/shell_lines.py")
 
 
