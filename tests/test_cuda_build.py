@@ -183,8 +183,8 @@ READ_ONLY = ("measure_kernel", "tensor_norms_kernel", "row_moments_kernel", "pla
 READ_ONLY += ("row_grad_sums_kernel", "plane_grad_sums_kernel")
 # A few bytes of stack, by name, with the reason; a new one is to be looked at.
 KNOWN_STACK = {
-    f"fused_step_kernel<StepCase<AdamFormula<true>, Half, Half, BFloat16, {has_master}> >": "AMSGrad's three states of 8 "
-    "elements: one register of 80 too many, spilled once a vector; rather that than a block less"
+    f"fused_step_kernel<StepCase<AdamFormula<true>, Half, Half, BFloat16, {has_master}> >": "three states of 8 "
+    "elements each: one register of 80 too many, spilled once a vector; rather that than a block less"
     for has_master in ("false", "true")
 }
 
