@@ -30,9 +30,11 @@ def defer_package() -> ModuleType:
             "__all__",
         ):  # the import machinery asks; the package has all that it needs
             raise AttributeError(name)
-        from lightning_apex.cli import __all__ as names_of_commands
+        import lightning_apex.cli as cli
 
-        if name in names_of_commands:  # jsonargparse looks for the shortest way to import a command's function
+        if name == "cli":  # which needs nothing of the package
+            return cli
+        if name in cli.__all__:  # jsonargparse looks for the shortest way to import a command's function
             raise AttributeError(name)
         del module.__getattr__
         try:

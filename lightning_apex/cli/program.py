@@ -87,6 +87,8 @@ def _run(words: list[str]) -> int:
     function = command.load()
     options = parse(name, function, rest)
     as_json = options.pop("json")
+    if name != "doctor":
+        _ = import_module("lightning_apex").__version__  # all of the package now: a part of it would import it again
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # a user's model may print
         result = function(**options)
     _print(result, as_json)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -331,3 +333,38 @@ def test_notices_weights_that_fp16_cannot_hold(tmp_path, capsys):
     assert "not finite: nan, inf" in out
     assert main(["convert", str(tmp_path / "bad.pt"), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["weights"][0]["not_finite"] == ["nan", "inf"]
+
+
+def test_a_sharded_checkpoint_of_lightning_becomes_one_that_resumes(tmp_path):
+    """What ModelParallelStrategy writes, by hand: optimizer states by names, the rest in meta.pt."""
+    import torch.distributed.checkpoint as dcp
+
+    held = load(trained(tmp_path, "O2"))
+    [state] = held.pop("optimizer_states")
+    names = list(held["state_dict"])
+    named = {
+        "state": {names[index]: moments for index, moments in state["state"].items()},
+        "param_groups": [{**group, "params": [names[i] for i in group["params"]]} for group in state["param_groups"]],
+    }
+    folder = tmp_path / "sharded"
+    with pytest.warns(UserWarning, match=r"torch\.distributed is disabled"):
+        dcp.save({"state_dict": held.pop("state_dict"), "optimizer_0": named}, checkpoint_id=folder, no_dist=True)
+    torch.save(held, folder / "meta.pt")
+    made = convert_checkpoint(str(folder), output=str(tmp_path / "one.ckpt"), to="O5", unsafe=True)
+    assert (made.kind, made.optimizers[0].parameters) == ("Lightning, sharded", 2)
+    whole = load(made.written)
+    assert same(whole["optimizer_states"][0]["state"], state["state"])
+    assert whole["optimizer_states"][0]["param_groups"][0]["params"] == [0, 1]
+    resumed = trainer(4, "O5", tmp_path)
+    resumed.fit(Model(), ckpt_path=made.written)
+    assert resumed.global_step == 4
+
+
+def test_the_console_script_converts(tmp_path):
+    """It puts off importing the package, parts of which need all of it."""
+    path = trained(tmp_path, "O2")
+    words = ["convert", str(path), "--to", "O1", "--output", str(tmp_path / "made.ckpt")]
+    command = [sys.executable, "-m", "lightning_apex_program", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "made.ckpt")["ApexPrecision"]["scale"] == 65536

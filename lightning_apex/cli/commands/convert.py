@@ -105,11 +105,6 @@ def _made(
         if to is not None or parts.fp16_optimizers:
             weights = changes.weights_in_fp32(parts, notes)[where]
         return _named(weights, prefix, notes), notes
-    if parts.kind in ("Lightning, sharded", "sharded"):
-        raise CommandError(
-            "a sharded checkpoint becomes one file first: run `python -m lightning.pytorch.utilities."
-            "consolidate_checkpoint FOLDER`, or take its weights alone with --state_dict_only."
-        )
     if to is not None:
         return changes.for_level(parts, LEVELS[to])
     if not (parts.optimizers or parts.fp16_optimizers):

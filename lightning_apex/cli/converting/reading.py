@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lightning_apex.cli.converting.sharded import as_one_file
 from lightning_apex.cli.errors import CommandError, one_sentence
 
 
@@ -106,7 +107,7 @@ def _read_folder(path: Path, unsafe: bool) -> Any:
         raise
     except (CheckpointException, Exception) as error:  # the former is a BaseException
         raise CommandError(f"checkpoint {str(path)!r} is damaged, or files of it are missing.") from error
-    return held
+    return as_one_file(held)
 
 
 def free_path(output: str | Path) -> Path:
