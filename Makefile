@@ -134,7 +134,7 @@ $(STAMPS)/torch: $(STAMPS)/torch.settings
 
 $(STAMPS)/packages: $(STAMPS)/torch pyproject.toml
 	$(call say,"[3/4] Lightning and what tests and demo need (half a minute)")
-	@$(call requirements,run test demo)
+	@$(call requirements,run cli test demo)
 	@$(PIP) install --quiet "$$TORCH" -r $(STAMPS)/requirements.txt $(PIP_ARGS) || \
 	  $(call fail,"pip could not install the dependencies that pyproject.toml lists: see above")
 	@touch $@

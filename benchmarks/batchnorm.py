@@ -19,14 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.common import Contender, Options, Race, Result, _MachineClock, parse_options, race
+from benchmarks.common import MachineClock, Options, Race, Result, parse_options, race
 from benchmarks.report import Report
-from benchmarks.roofline import Stream, traffic
 from lightning_apex import SyncBatchNorm
+from lightning_apex.cli.benching.families import ROOF
+from lightning_apex.cli.benching.norms import ROOF_BYTES, ROOF_PART, TORCH, Layers
+from lightning_apex.cli.benching.race import OURS
 
-OURS, TORCH, ROOF, APART, NAIVE = "ours", "torch", "roofline", "three calls", "naive"
-ROOF_PART = 4
-ROOF_BYTES = 28  # an element of the roofline's loop: three fp32 numbers read and written, one read
+APART, NAIVE = "three calls", "naive"
 Goals = tuple[float, float]
 Size = tuple[int, int]  # channels, height
 
@@ -45,45 +45,11 @@ def resnet50_norms() -> list[Size]:
     return sizes
 
 
-class Layers:
-    """A BatchNorm with its tensors for every size: input, addend, gradient."""
-
-    def __init__(self, sizes: Sequence[Size], batch: int, dtype: torch.dtype, memory: torch.memory_format) -> None:
-        def tensors() -> list[Tensor]:
-            shapes = [(batch, channels, height, height) for channels, height in sizes]
-            return [torch.randn(shape).to(dtype).contiguous(memory_format=memory) for shape in shapes]
-
-        self.sizes = sizes
-        self.inputs = [x.requires_grad_() for x in tensors()]
-        self.grads = tensors()
-        self.addends: list[Tensor] = []
-        self._tensors = tensors
-
-    def with_addends(self) -> Layers:
-        self.addends = [z.requires_grad_() for z in self._tensors()]
-        return self
-
-    def contender(
-        self, name: str, make: Callable[[int], nn.Module], call: Callable[..., Tensor] | None = None
-    ) -> Contender:
-        """Goes forward and back through one layer after another; gradients are made and dropped, as in training."""
-        modules = [make(channels) for channels, _ in self.sizes]
-
-        def run() -> None:
-            for i, module in enumerate(modules):
-                leaves = [self.inputs[i], *module.parameters(), *self.addends[i : i + 1]]
-                out = module(self.inputs[i]) if call is None else call(module, self.inputs[i], self.addends[i])
-                torch.autograd.grad(out, leaves, self.grads[i])
-
-        return Contender(name, run)
-
-    def roofline(self, threads: int) -> Contender:
-        """The optimizers' roofline, on a part of as many elements, which are far more than caches hold."""
-        sizes = [max(1, x.numel() // ROOF_PART) for x in self.inputs]
-        self._flat = [[torch.zeros(size) for size in sizes] for _ in range(4)]  # kept: only addresses go on
-        param, grad, *moments = self._flat
-        sweep = [Stream(param, written=True), Stream(grad), *(Stream(moment, written=True) for moment in moments)]
-        return Contender(ROOF, traffic([sweep], threads))
+def layers_of(options: Options, dtype: torch.dtype, memory: torch.memory_format, sizes: Sequence[Size] = ()) -> Layers:
+    """The BatchNorms of ResNet-50, or those of some sizes."""
+    chosen, batch = sizes_and_batch(options)
+    shapes = [(batch, channels, height, height) for channels, height in sizes or chosen]
+    return Layers(shapes, dtype, [memory] * len(shapes))
 
 
 def sizes_and_batch(options: Options) -> tuple[list[Size], int]:
@@ -93,7 +59,7 @@ def sizes_and_batch(options: Options) -> tuple[list[Size], int]:
 def one_process(
     row: str, report: Report, dtype: torch.dtype, memory: torch.memory_format, elements_moved: int, goals: Goals
 ) -> None:
-    layers = Layers(*sizes_and_batch(report.options), dtype, memory)
+    layers = layers_of(report.options, dtype, memory)
     contenders = [layers.contender(OURS, SyncBatchNorm), layers.contender(TORCH, nn.BatchNorm2d)]
     result = race([layers.roofline(report.options.threads), *contenders], report.options.rounds)
     moved = elements_moved * dtype.itemsize
@@ -107,10 +73,9 @@ def one_process(
 
 def fused(row: str, report: Report, memory: torch.memory_format) -> None:
     """The BatchNorms at the end of blocks, each with a residual to add and a ReLU."""
-    sizes, batch = sizes_and_batch(report.options)
-    if not report.options.quick:
-        sizes = [size for size in sizes if size[0] >= 256 and size[0] * size[1] == 256 * 56]
-    layers = Layers(sizes, batch, torch.float32, memory).with_addends()
+    sizes = [] if report.options.quick else [size for size in resnet50_norms() if size[0] * size[1] == 256 * 56]
+    wide = [size for size in sizes if size[0] >= 256]
+    layers = layers_of(report.options, torch.float32, memory, wide).with_addends()
 
     def apart(module: nn.Module, x: Tensor, z: Tensor) -> Tensor:
         return F.relu(module(x) + z)
@@ -171,7 +136,7 @@ def _rank(rank: int, meeting: str, options: Options, results: Any) -> None:
     torch.set_num_threads(max(1, options.threads // 2))
     torch.manual_seed(rank)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    layers = Layers(*sizes_and_batch(options), torch.float32, torch.contiguous_format)
+    layers = layers_of(options, torch.float32, torch.contiguous_format)
     contenders = [
         layers.contender(OURS, SyncBatchNorm),
         layers.contender(TORCH, nn.BatchNorm2d),
@@ -179,7 +144,7 @@ def _rank(rank: int, meeting: str, options: Options, results: Any) -> None:
     ]
     result = Race({contender.name: [] for contender in contenders})
     for turn in range(options.rounds + 1):  # the first warms up
-        clock = _MachineClock()
+        clock = MachineClock()
         for i in range(len(contenders)):
             contender = contenders[(i + turn) % len(contenders)]
             time.sleep(0.05)

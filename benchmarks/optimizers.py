@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks import family, shapes
+from benchmarks import family
 from benchmarks.common import Contender, Options, Race, Result, parse_options, race
 from benchmarks.contenders import DEFAULT, FUSED, OURS, Buffers, adamw, master_tails, scaled_tails
-from benchmarks.family import ROOF
 from benchmarks.report import Report
-from benchmarks.roofline import Stream, traffic
+from lightning_apex.cli.benching import shapes
+from lightning_apex.cli.benching.families import ROOF
+from lightning_apex.cli.benching.roofline import Stream, traffic
 
 STEP_BYTES = 28  # an element, fp32 AdamW: parameter and two moments read and written, gradient read
 Goals = tuple[float, float]

@@ -19,9 +19,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = {f"× {name}" for name in ("DeepSpeed", "optimi", "timm", "pytorch_optimizer", "bitsandbytes 8 bit")}
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import gpu, gpu_family, optimizers, shapes  # noqa: E402
+from benchmarks import gpu, gpu_family, optimizers  # noqa: E402
 from benchmarks.common import Race, Result, Spread  # noqa: E402
-from benchmarks.contenders import OURS, Buffers  # noqa: E402
+from lightning_apex.cli.benching import shapes  # noqa: E402
+from lightning_apex.cli.benching.buffers import Buffers  # noqa: E402
+from lightning_apex.cli.benching.race import OURS  # noqa: E402
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the roofline is compiled with g++")
@@ -30,6 +32,7 @@ from benchmarks.contenders import OURS, Buffers  # noqa: E402
     [
         ("optimizers", {"SGD fp32 ResNet-50": 4, "LAMB bf16 + masters ResNet-50": 1, "O5 tail ResNet-50": 2}),
         ("step", {"memory": 4, "Trainer overhead": 1}),
+        ("half_convolutions", {"ResNet-18": 5}),
         ("batchnorm", {"bf16 channels_last": 2, "BN + add + ReLU channels_last": 2, "two processes": 2}),
     ],
 )

@@ -21,8 +21,6 @@ class Peer:
     module: str
     kind: str
     arguments: dict[str, Any] = field(default_factory=dict)
-    must: float | None = None  # what ours should be faster by
-    stretch: float | None = None
 
     def make(self, params: Sequence[nn.Parameter]) -> Optimizer | None:
         """The optimizer, or None where its package is not installed."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import shutil
 import subprocess
-import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,39 @@ _SOURCE = Path(__file__).with_name("roofline.cpp")
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 
 
+class RooflineError(RuntimeError):
+    """The roofline cannot be measured here."""
+
+
+def _cache() -> Path:
+    """A folder for what is compiled, this user's own."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "lightning_apex"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="lightning_apex-"))
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
-        sys.exit("The roofline is measured with a small C++ loop, and there is no g++ here: install g++ and try again.")
+        raise RooflineError("the roofline is measured with a small C++ loop, and there is no g++ here: install g++")
     cpu = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0] if Path("/proc/cpuinfo").exists() else ""
     flags = next((line for line in cpu.splitlines() if line.startswith("flags")), "")
     key = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode() + flags.encode()).hexdigest()[:12]
-    library = _SOURCE.parents[1] / "build" / "benchmarks" / f"roofline-{key}.so"
+    library = _cache() / f"roofline-{key}.so"
     if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(library)], check=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:  # another process may be at it too
+            made = Path(folder) / library.name
+            done = subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(made)], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise RooflineError(f"g++ could not compile {_SOURCE.name}: {done.stderr.strip()[:300]}")
+            made.replace(library)
     return ctypes.CDLL(str(library))
 
 

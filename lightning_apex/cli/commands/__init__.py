@@ -1,0 +1,1 @@
+"""One module a command, with the function that it is made from."""

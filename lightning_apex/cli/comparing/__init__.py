@@ -1,0 +1,1 @@
+"""What ``lightning-apex compare`` is made of: runs in child processes, a judgement, and a report."""

@@ -1,0 +1,1 @@
+"""What a checkpoint holds, and the same checkpoint for another level or for plain torch."""

@@ -1,0 +1,1 @@
+"""What ``lightning-apex doctor`` is made of."""

@@ -1,0 +1,1 @@
+"""What ``lightning-apex ranges`` is made of."""
