@@ -6,12 +6,13 @@ import gc
 import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from lightning_apex.casting import HALF
@@ -43,6 +44,7 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         self._under_ddp = False
         self._sharded = False
         self._ranks_agree = True
+        self._handles: list[RemovableHandle] = []
 
     # --- the models ---------------------------------------------------------------------------------------------
 
@@ -71,21 +73,33 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
             self._modules.add(module)
         self._under_ddp = isinstance(strategy, self._lightning.DDPStrategy)
         self._ranks_agree = False
+        self._watch_optimizers_of(module)
+        if self._engine.cast is not None:
+            self._handles.append(module.register_load_state_dict_pre_hook(_LoadHook(self)))
+        return module
+
+    def _watch_optimizers_of(self, module: Module) -> None:
         params = set(module.parameters())
         wrapper = self._lightning.FabricOptimizer
         self.watch(*(o for o in _alive(Optimizer) if not isinstance(o, wrapper) and _shares(o, params)))
-        return module
 
     def watch(self, *optimizers: Optimizer) -> None:
         """Prepares optimizers that were made after ``fabric.setup(model)`` for loading state before their first step.
 
-        Fused optimizers, and those that were there at ``fabric.setup``, need no call.
+        Needed only where an optimizer of torch's is loaded before its model: loading a model finds its optimizers.
         """
-        self._engine.adopt(o.optimizer if isinstance(o, self._lightning.FabricOptimizer) else o for o in optimizers)
+        found = [o.optimizer if isinstance(o, self._lightning.FabricOptimizer) else o for o in optimizers]
+        if self.masters is not None:
+            for optimizer in found:
+                if optimizer not in self._engine.optimizers:
+                    _warn_of_rounded_state(optimizer)
+        self._engine.adopt(found)
 
     @override
     def teardown(self) -> None:
         """Gives the models their fp32 weights back and forgets them, for another Fabric or another level."""
+        for handle in self._handles:
+            handle.remove()
         self._engine.restore()
         self.scaler.forget_steps()
         self._begin()
@@ -136,9 +150,7 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         if optimizer not in self._engine.optimizers:
             if self._sharded:
                 self._refuse_old_parameters(optimizer)
-            if self.masters is not None:
-                _warn_of_rounded_state(optimizer)
-            self._engine.adopt([optimizer])
+            self.watch(optimizer)
         if not self._ranks_agree:
             # DDP has given all ranks the half weights of rank 0 by now. All ranks make this step.
             self._ranks_agree = True
@@ -171,12 +183,27 @@ class FabricPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process sets up models of its own.
-        running = ("_engine", "_modules", "_under_ddp", "_sharded", "_ranks_agree")
+        running = ("_engine", "_modules", "_under_ddp", "_sharded", "_ranks_agree", "_handles")
         return {key: value for key, value in self.__dict__.items() if key not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+
+class _LoadHook:
+    """Before a model is loaded, and its optimizers most likely next: meets those made since ``fabric.setup(model)``."""
+
+    def __init__(self, plugin: FabricPrecisionBody) -> None:
+        self._plugin: ref[FabricPrecisionBody] | None = ref(plugin)
+
+    def __call__(self, module: Module, *_: Any) -> None:
+        plugin = None if self._plugin is None else self._plugin()
+        if plugin is not None:
+            plugin._watch_optimizers_of(module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_plugin": None}  # copies of a model are none of its business
 
 
 def _alive(kind: type) -> list[Any]:
@@ -200,8 +227,9 @@ def _warn_of_rounded_state(optimizer: Optimizer) -> None:
             isinstance(v, Tensor) and v.dtype in HALF and bool(v.any()) for v in state.values()
         ):
             warnings.warn(
-                f"The state of {type(optimizer).__name__} was rounded to {param.dtype} when it was loaded: call "
-                "plugin.watch(optimizer) before, or give fabric.setup() the model and the optimizer together.",
+                f"The state of {type(optimizer).__name__} was rounded to {param.dtype} when it was loaded: load the "
+                "model before it, or call plugin.watch(optimizer) before, or give fabric.setup() the model and the "
+                "optimizer together.",
                 stacklevel=2,
             )
             return

@@ -28,7 +28,12 @@ if what == "bad":
 emit("begin", device="a device", half_dtype="", notes=[])
 for step in range(task["steps"]):
     fast = 1.0 if task["level"] == "O0" else 0.5
-    emit("step", losses={"loss": 3.0 / (step + 1)}, seconds=fast, timed=True, scale=1.0)
+    loss, scale = 3.0 / (step + 1), 1.0
+    if what == "skips":
+        loss, scale = (None if step == 1 else loss), (65536.0 if step < 1 else 32768.0)
+        if step == 1:
+            emit("overflow", step=2, old_scale=65536.0, new_scale=32768.0, modules=["net.0", ""])
+    emit("step", losses={"loss": loss}, seconds=fast, timed=True, scale=scale)
     if step == 1 and what == "killed":
         with open(events, "a") as file:
             file.write('{"kind": "step", "lo')  # cut short

@@ -105,3 +105,8 @@ class Odd(LightningModule):
 class Raising(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         raise RuntimeError("the shapes are wrong\n\nlong story")
+
+
+class Interrupted(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise KeyboardInterrupt

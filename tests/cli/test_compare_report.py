@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -46,9 +47,24 @@ def test_the_page_needs_no_other_file_and_says_what_was_found(children: Children
     page.feed((tmp_path / "out" / "report.html").read_text())
     assert all(link.startswith("#") for link in page.fetched)
     assert "script" not in page.tags and page.tags.count("svg") == 4
-    for expected in ("Use O2", comparison.recommendation.reason, *comparison.findings, "ApexPrecision('O2')", "torch "):
+    for expected in ("Use O2", comparison.recommendation.reason, *comparison.findings, 'ApexPrecision("O2")', "torch "):
         assert expected in page.text
     assert re.search(r"lightning-apex compare --model \S+ --data \S+ --accelerator cpu --levels O0 O2 O4", page.text)
+
+
+def test_skipped_steps_are_told_and_drawn(children: Children, tmp_path: Path) -> None:
+    children.set(O2_seed0="skips")
+    comparison = compared(tmp_path / "out", steps=8)
+    assert comparison.findings[0] == (
+        "O2 (seed 0) skipped 1 of 8 steps; the loss scale ended at 32768, and gradients were first not finite in "
+        "net.0, the model itself (step 2)."
+    )
+    assert "1 step was skipped, while the loss scale was being found" in comparison.recommendation.reason
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert text.count("<svg") == 5 and "a skipped step" in text
+    again = Comparison.load(tmp_path / "out").runs[2]
+    assert again.overflows == comparison.runs[2].overflows and math.isnan(again.losses["loss"][1])
+    assert comparison.exit_code == 0
 
 
 def test_text_of_others_is_escaped(children: Children, tmp_path: Path) -> None:

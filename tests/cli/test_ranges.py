@@ -177,6 +177,11 @@ def test_the_suggested_scale(gradients: list[float], scale: float | None, said: 
     assert said in reason
 
 
+@pytest.mark.parametrize(("gradients", "code"), [([1e9] * 7, 1), ([0.0], 0), ([1.0], 0)])
+def test_gradients_that_overflow_at_every_scale_are_a_finding(gradients: list[float], code: int) -> None:
+    assert Ranges("Net", 1, 1, report(module("a", activation_gradients=gradients))).exit_code == code
+
+
 def test_gradients_that_are_computed_in_fp32_do_not_move_the_scale() -> None:
     tiny, usual = [1e-9], [0.1]
     kept = report(
@@ -285,6 +290,12 @@ def test_bad_input_is_one_sentence(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(CommandError) as raised:
         found(**{"model": "Plain"} | changes)
     assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_interrupt_ends_the_program_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", f"{FILE}:Interrupted", "--data", f"{FILE}:Data", "--accelerator", "cpu"]
+    assert main(["ranges", *words]) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
 def test_no_data_is_said(tmp_path: Path) -> None:

@@ -7,7 +7,11 @@ from helpers import assert_same
 from ranks import spawn
 from torch.distributed.checkpoint import FileSystemReader
 
-pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore::DeprecationWarning:multiprocessing")]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:multiprocessing"),
+]
 
 CASES = [
     *((level, full, "fused_adam") for level in ("O0", "O1", "O2", "O5") for full in (False, True)),

@@ -23,7 +23,7 @@ table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; }
 tr.best { background: #eaf4ea; font-weight: 600; } tr.out { color: #999; }
-figure { margin: 1rem 0; overflow-x: auto; } svg { max-width: 100%; height: auto; }
+figure { margin: 1rem 0; overflow-x: auto; } svg { width: 100%; height: auto; }
 code { background: #f4f4f4; padding: .1rem .3rem; } pre { background: #f4f4f4; padding: .8rem; overflow-x: auto; }
 .small { font-size: .88rem; color: #555; }
 """
@@ -54,7 +54,7 @@ def page(comparison: Comparison) -> str:
 def _how_to_use(level: str | None) -> str:
     if level is None:
         return ""
-    return f"<pre>Trainer(plugins=[ApexPrecision({escape(repr(level))})])</pre>"
+    return f'<pre>Trainer(plugins=[ApexPrecision("{level}")])</pre>'
 
 
 def _table(comparison: Comparison) -> str:

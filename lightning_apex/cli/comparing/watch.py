@@ -180,8 +180,8 @@ def _tensors_of(module: LightningModule, masters: Iterable[Tensor]) -> list[Tens
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if not t.is_sparse}
-    return sum(storages.values())
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _wait(device: torch.device) -> None:

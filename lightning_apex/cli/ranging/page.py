@@ -22,6 +22,7 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right
 th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
 pre { background: #f4f4f4; padding: .7rem; overflow-x: auto; }
 img { max-width: 100%; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)); gap: 1rem; }
 """
 
 
@@ -54,7 +55,7 @@ def html(ranges: Ranges, scales: bytes, shown: list[ModuleExponents], images: di
         if not module.passes_on
     )
     items = "".join(f"<li>{escape(sentence)}</li>\n" for sentence in table.sentences(ranges))
-    figures = "".join(f"<p>{_image(images[module.name], module.name or 'the model')}</p>\n" for module in shown)
+    figures = "".join(f"<div>{_image(images[module.name], module.name or 'the model')}</div>\n" for module in shown)
     title = escape(f"Ranges of {ranges.model}")
     versions = escape(", ".join(f"{name} {version}" for name, version in ranges.versions.items()))
     return f"""<!doctype html>
@@ -68,7 +69,10 @@ def html(ranges: Ranges, scales: bytes, shown: list[ModuleExponents], images: di
 <h2>Modules</h2>
 <table><thead><tr>{heads}</tr></thead><tbody>
 {rows}</tbody></table>
-{figures}</body></html>
+<p>{escape(table.LEGEND)}</p>
+<div class="pictures">
+{figures}</div>
+</body></html>
 """
 
 

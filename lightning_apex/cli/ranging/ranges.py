@@ -65,7 +65,8 @@ class Ranges:
     def exit_code(self) -> int:
         """1 where fp16 cannot hold some activation or weight, or every loss scale overflows."""
         leaves = self.report.first_out_of_range("activations") is not None
-        return int(leaves or bool(self.advice.keep_fp32) or (self.init_scale is None and self.advice.scales[0].nonzero))
+        hopeless = self.init_scale is None and self.advice.scales[0].nonzero > 0
+        return int(leaves or bool(self.advice.keep_fp32) or hopeless)
 
     def plot(self, name: str = "") -> Figure:
         """A picture of one module: its exponents, and where fp16 and bf16 end.

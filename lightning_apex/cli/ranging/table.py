@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from lightning_apex.cli.ranging.ranges import Ranges
 
-HEADINGS = ("module", "class", "activations", "gradients", "fp16 inf", "fp16 0", "0 scaled", "bf16 lost")
-_LEGEND = (
-    "activations, gradients: binary exponents, smallest to largest. fp16 inf: of the activations; fp16 0: of the "
+HEADINGS = ("module", "class", "activ.", "grad.", "fp16 inf", "fp16 0", "0 scaled", "bf16 lost")
+LEGEND = (
+    "activ., grad.: binary exponents, smallest to largest. fp16 inf: of the activations; fp16 0: of the "
     "gradients; 0 scaled: the same at init_scale."
 )
 _ROWS = 40  # on a terminal
@@ -98,7 +98,7 @@ def show(ranges: Ranges, console: Console) -> None:
     console.print(table)
     if len(modules) > len(worst):
         console.print(f"... and {len(modules) - len(worst)} modules that lose less.")
-    console.print(_LEGEND, style="dim")
+    console.print(LEGEND, style="dim")
     for sentence in sentences(ranges):
         console.print(f"- {sentence}", markup=False, highlight=False)
     console.print(f"\n{settings(ranges)}", markup=False, style="bold")
