@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning.fabric.strategies.strategy import Strategy as FabricStrategy
     from lightning.fabric.wrappers import _FabricOptimizer
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
     from lightning.pytorch.plugins import LayerSync, Precision, TorchSyncBatchNorm
     from lightning.pytorch.profilers import PassThroughProfiler
@@ -66,6 +66,7 @@ class TrainerNamespace(Namespace):
         top, strategies, callbacks = (import_module(package + part) for part in ("", ".strategies", ".callbacks"))
         self.LightningModule: type[LightningModule] = top.LightningModule
         self.Trainer: type[Trainer] = top.Trainer
+        self.Callback: type[Callback] = top.Callback
         self.StochasticWeightAveraging: type[StochasticWeightAveraging] = callbacks.StochasticWeightAveraging
         self.WeightAveraging: type[WeightAveraging] = callbacks.WeightAveraging
         plugins = import_module(f"{package}.plugins")

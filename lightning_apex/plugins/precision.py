@@ -259,7 +259,7 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         hooks = ("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step")
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         return any(is_overridden(hook, module) for hook in hooks) or any(
-            is_overridden("on_before_optimizer_step", callback) for callback in callbacks
+            is_overridden("on_before_optimizer_step", callback, self._lightning.Callback) for callback in callbacks
         )
 
     def _refuse_strategy(self, trainer: Trainer) -> None:

@@ -122,7 +122,7 @@ TRAINER = [
     row(
         "Mixing Lightning's two packages is an error that names the right import.",
         "pl/test_pl_wrong_import.py::test_in_a_trainer_of_the_other_package",
-        "pl/test_pl_wrong_import.py::test_monitor_in_a_trainer_of_the_other_package",
+        "pl/test_pl_wrong_import.py::test_callback_in_a_trainer_of_the_other_package",
         "pl/test_pl_wrong_import.py::test_in_fabric_of_the_other_package",
         issue=19252,
     ),

@@ -231,6 +231,10 @@ COMMAND_LINE = [
         "lightning/test_apex_cli.py::test_a_wrong_level",
     ),
     row(
+        "Environment variables set what the command line leaves out.",
+        "lightning/test_apex_cli.py::test_environment_variables",
+    ),
+    row(
         "What print_config writes reloads.",
         "lightning/test_cli.py::test_print_config_reloads",
     ),
@@ -246,6 +250,10 @@ FABRIC = [
         "Fabric takes its own plugin; the Trainer's is refused with the name of the right one.",
         "fabric/test_fabric_loops.py::test_the_trainers_plugin_is_refused_with_the_name_of_the_right_one",
         "pl/test_pl_wrong_import.py::test_a_trainers_plugin_in_fabric",
+    ),
+    row(
+        "Fabric takes no plugin for BatchNorm and says whose it is.",
+        "pl/test_pl_wrong_import.py::test_what_is_no_plugin_of_fabrics",
     ),
     row(
         "Fabric ignores what the hooks around backward return: losses are scaled in backward itself.",

@@ -73,7 +73,7 @@ except ImportError as error:
 """
     ).splitlines()
     assert "fitted" in out
-    assert out[-2].endswith("(for lightning.fabric)")
+    assert "(for lightning.fabric" in out[-2] and "lightning_fabric" not in out[-2]
     assert "pip install 'pytorch-lightning" in out[-1] and "import from lightning_apex," in out[-1]
 
 

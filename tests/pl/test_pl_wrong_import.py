@@ -27,16 +27,17 @@ def test_in_a_trainer_of_the_other_package(name, package):
     options = {"strategy": given} if name == "ApexDDPStrategy" else {"plugins": [given]}
     with pytest.raises(Exception, match="invalid") as raised:
         top.Trainer(accelerator="cpu", logger=False, **options)
-    assert f"the one for {top.__name__} is {right}{name})" in str(raised.value)
+    assert f"the one for {top.__name__} is {right}{name}" in str(raised.value)
 
 
 @pytest.mark.parametrize("package", MIXED)
-def test_monitor_in_a_trainer_of_the_other_package(package):
+@pytest.mark.parametrize("name", ["LossScaleMonitor", "ApexModelSummary"])
+def test_callback_in_a_trainer_of_the_other_package(name, package):
     _, wrong, right = MIXED[package]
-    made = trainer(package, "O1", callbacks=[wrong.LossScaleMonitor()])
+    made = trainer(package, "O1", callbacks=[getattr(wrong, name)()], enable_model_summary=True)
     with pytest.raises(Exception, match="write `from") as raised:
         made.fit(NETS[package](), batches())
-    assert f"`from {right[:-1]} import LossScaleMonitor`" in str(raised.value)
+    assert f"`from {right[:-1]} import {name}`" in str(raised.value)
 
 
 @pytest.mark.parametrize("package", MIXED)
@@ -60,7 +61,12 @@ def test_model_of_the_other_package(package):
 def test_in_fabric_of_the_other_package(package, wrong, right):
     with pytest.raises(TypeError, match="invalid type") as raised:
         package.Fabric(accelerator="cpu", plugins=[wrong.ApexPrecision("O1")])
-    assert f"the one for {package.__name__} is {right}.ApexPrecision)" in str(raised.value)
+    assert f"the one for {package.__name__} is {right}.ApexPrecision" in str(raised.value)
+
+
+def test_what_is_no_plugin_of_fabrics():
+    with pytest.raises(TypeError, match=r"invalid type for plugin ApexSyncBatchNorm.*for lightning\.pytorch"):
+        lightning.fabric.Fabric(accelerator="cpu", plugins=[lightning_apex.ApexSyncBatchNorm()])
 
 
 @pytest.mark.parametrize(
