@@ -41,9 +41,6 @@ def build(include: Path) -> Path:
     return library
 
 
-def is_loaded() -> bool:
-    return _FOLDER.name in os.environ.get("LD_PRELOAD", "")
-
 
 @dataclass(frozen=True)
 class Launch:

@@ -1,7 +1,7 @@
 """What the SIMT machine notices, by kinds of fault: a kernel of simt/faults.cu that has it, who notices, what it says.
 
 The machine alone notices in every test that runs on it. A sanitizer takes a run of its own: test_simt_sanitizers.py.
-Faults in our own kernels, planted one by one: test_simt_mutants.py; and test_simt_large.py for indices of 32 bits.
+Faults in our own kernels, planted one by one: test_simt_mutants.py.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 import simt_sanitizers
 import torch
 from kernels import Kernels
+from test_simt_mutants import MUTANTS
 
 FAULTS_CU = Path(__file__).parent / "simt" / "faults.cu"
 PAST = "a write past the end of the shared array of 256 bytes"
@@ -79,6 +80,16 @@ TABLE = [
     Row("launch limits", "too_many_parameters", r"4104 bytes of kernel parameters"),
     Row("index of 32 bits", "index_overflow", rf"{HERE}:\d+: runtime error: signed integer overflow", "address"),
 ]
+# Faults that are planted in our own kernels, by test_simt_mutants.py: kind -> mutants.
+IN_OUR_KERNELS = {
+    "a write by a skipped step": [
+        "an overflow is not looked at by the first pass",
+        "an overflow is not looked at by the second pass",
+    ],
+    "index of 32 bits": [name for name in MUTANTS if "32 bits" in name],
+    "missing barrier": [name for name in MUTANTS if name.startswith("no barrier")],
+    "missing fence": [name for name in MUTANTS if name.startswith("no fence")],
+}
 BY_MACHINE = [row for row in TABLE if row.noticed_by == "machine"]
 BY_SANITIZER = [row for row in TABLE if row.noticed_by != "machine"]
 
@@ -133,6 +144,7 @@ def test_what_takes_a_sanitizer_is_not_noticed_without(simt: Kernels) -> None:
 
 
 def test_every_fault_is_in_the_table(simt: Kernels) -> None:
+    assert all(len(names) > 1 and set(names) <= set(MUTANTS) for names in IN_OUR_KERNELS.values())
     assert sorted(simt.namespace.fault_names()) == sorted([*(row.kernel for row in TABLE), "no_fault"])
 
 

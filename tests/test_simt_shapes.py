@@ -123,7 +123,8 @@ STEPS = [(F32, F32, F32, False), (F16, F32, BF16, True), (F16, F16, F32, False),
 @pytest.mark.parametrize("dtypes", STEPS, ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps(shaped: Kernels, name: str, dtypes: tuple[Any, ...]) -> None:
-    lists, hypers, lr = odd_lists(name, *dtypes, size=2_500), OPTIMIZERS[name][-1], torch.tensor(0.5, dtype=dtypes[1])
+    lists, hypers = odd_lists(name, *dtypes, size=2_500), OPTIMIZERS[name][-1]
+    lr = torch.tensor(0.5, dtype=DTYPES[list(OPTIMIZERS).index(name) % len(DTYPES)])
     controls = lr, torch.tensor(0.25), torch.zeros(())
     if name not in WITH_NORMS:
         both(shaped, make_step(name, hypers, *controls), lists)
@@ -188,6 +189,21 @@ def test_batch_norm(shaped: Kernels, dtype: torch.dtype, relu: bool, layout: str
             close(got / scale, expected / scale, F32 if dtype != F64 and got.dtype == F64 else dtype, times=8)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels_innermost"])
+def test_batch_norm_in_parts(shaped: Kernels, layout: str) -> None:
+    """What ranks call one after another is what the operators for one rank do at once."""
+    i = make_inputs(shaped, (6, 80, 9), F32, layout)
+    out, mean, invstd = forward(shaped, i, z=True, relu=True)
+    local, count = shaped.batch_norm_stats(i.x), torch.full((1,), 54.0, dtype=F64)
+    combined = shaped.batch_norm_combine(local[0][None], local[1][None], count, 1e-5, 0.1, None, None)
+    again = shaped.batch_norm_apply(i.x, mean, invstd, i.weight, i.bias, i.z, True)
+    assert_same([list(combined), [again]], [[mean, invstd, count], [out]])
+    whole = shaped.batch_norm_backward(i.grad_out, i.x, out, mean, invstd, i.weight, True)
+    sums = shaped.batch_norm_backward_reduce(i.grad_out, i.x, out, mean, invstd)
+    parts = shaped.batch_norm_backward_apply(i.grad_out, i.x, out, mean, invstd, i.weight, *sums, count, True)
+    assert_same([[*parts, *sums]], [list(whole)])
+
+
 def test_statistics_of_ranks(shaped: Kernels) -> None:
     """A channel's parts may be many, and its statistics of any dtype."""
     means, m2s = torch.randn(70, 9, dtype=F64), torch.rand(70, 9, dtype=F64)
@@ -200,3 +216,22 @@ def test_statistics_of_ranks(shaped: Kernels) -> None:
             results.append([*kernels.batch_norm_combine(means, m2s, counts, 1e-5, 0.1, *own), *own])
         for got, expected in zip(*results, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-12 if got.dtype == F64 else 1e-3, atol=1e-12)
+
+
+def test_nothing_at_all(shaped: Kernels) -> None:
+    assert shaped.unscale_([], torch.tensor(2.0), None).numel() == 0
+    assert shaped.measure_gradients([])[0].item() == 0
+
+
+def test_a_launch_that_fails_leaves_nothing_behind(shaped: Kernels) -> None:
+    """Not even arrivals that were counted already."""
+    lists = step_lists("lamb", many(F32, 150, 3_000), F32, F32, False)
+    step, theirs = make_step("lamb", OPTIMIZERS["lamb"][0]), copies(lists)
+    shaped.namespace.set_overrides(48, 1024)
+    with pytest.raises(RuntimeError, match="no whole number of warps"):
+        step(shaped, copies(lists))
+    shaped.namespace.set_overrides(64, 1024)
+    step(shaped, lists)
+    step(CPU, theirs)
+    for got, expected in zip(lists[0] + lists[4], theirs[0] + theirs[4], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)

@@ -115,7 +115,7 @@ def _short(text: str) -> str:
 def _resources(lines: Iterable[str]) -> Iterator[Kernel]:
     arch = name = ""
     for line in lines:
-        if line.startswith("arch = "):
+        if line.startswith("arch = "):  # not in a cubin, which is of one architecture
             arch = line.split()[2]
         elif found := re.match(r" Function (\S+):", line):
             name = found[1]

@@ -139,10 +139,29 @@ __device__ __forceinline__ Vec<T, N> load(const T* p) {
   __builtin_assume(__isGlobal(p));
   return *reinterpret_cast<const Vec<T, N>*>(p);
 }
+// One instruction. Left to itself, the compiler takes the store of a vector apart whose elements are made in branches.
+__device__ __forceinline__ void store_word(void* p, uint4 w) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(p)), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_word(void* p, uint2 w) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(p)), "r"(w.x), "r"(w.y) : "memory");
+}
 template <int N, class T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& value) {
-  __builtin_assume(__isGlobal(p));
-  *reinterpret_cast<Vec<T, N>*>(p) = value;
+  if constexpr (alignof(Vec<T, N>) < 8) {
+    __builtin_assume(__isGlobal(p));
+    *reinterpret_cast<Vec<T, N>*>(p) = value;
+  } else {
+    using Word = std::conditional_t<alignof(Vec<T, N>) == 16, uint4, uint2>;
+    for (int i = 0; i < int(sizeof(value) / sizeof(Word)); ++i) {
+      Word word;
+      __builtin_memcpy(&word, reinterpret_cast<const Word*>(&value) + i, sizeof(word));
+      store_word(reinterpret_cast<Word*>(p) + i, word);
+    }
+  }
 }
 // Several threads may store the same value at the same place: one of them lands whole.
 template <class T>

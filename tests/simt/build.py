@@ -68,11 +68,12 @@ class Variant(NamedTuple):
         return self.kernels if source.suffix == ".cu" else self.launches
 
 
-_MORE_TYPES = ("fused_step_bf16", "fused_step_f64", "fused_step_norms_bf16", "fused_step_norms_f64")
+_MORE_HALVES = ("fused_step_bf16", "fused_step_norms_bf16")
+_MORE_TYPES = (*_MORE_HALVES, "fused_step_f64", "fused_step_norms_f64")
 PLAIN = Variant("plain")
 VARIANTS = {
     "plain": PLAIN,
-    "address": Variant("address", _SANITIZE_ADDRESS, (), ("-DSIMT_ADDRESS",), _SANITIZE_ADDRESS),
+    "address": Variant("address", _SANITIZE_ADDRESS, (), ("-DSIMT_ADDRESS",), _SANITIZE_ADDRESS, _MORE_HALVES),
     "thread": Variant("thread", _SANITIZE_THREAD, (), ("-DSIMT_THREAD",), _SANITIZE_THREAD, _MORE_TYPES),
     "coverage": Variant("coverage", ("-O0", "--coverage"), ("-O0", "--coverage"), (), ("--coverage",), _MORE_TYPES),
 }
@@ -124,6 +125,11 @@ def _compile(source: Path, variant: Variant) -> Path:
     return target
 
 
+def _in_order(objects: list[Path]) -> list[Path]:
+    """The variant's own first: of an inline function that several files have, the first is the one that is linked."""
+    return sorted(objects, key=lambda path: path.parent.name == PLAIN.name)
+
+
 def _link(objects: list[Path], library: Path, *flags: str) -> None:
     link = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs", f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
     _run([CXX, *flags, *map(str, objects), *link, "-o", str(library)])
@@ -136,7 +142,7 @@ def _make(files: list[Path], variant: Variant, name: str, link: Callable[[list[P
         fcntl.flock(lock, fcntl.LOCK_EX)  # several test processes may start at once
         jobs = int(os.environ.get("MAX_JOBS", min(4, os.cpu_count() or 1)))
         with ThreadPoolExecutor(jobs) as pool:
-            objects = list(pool.map(lambda file: _compile(file, variant), files))
+            objects = _in_order(list(pool.map(lambda file: _compile(file, variant), files)))
         stem, suffix = name.split(".")
         folder = _BUILD / variant.name
         target = folder / f"{stem}-{_digest(objects, *variant.link)}.{suffix}"
@@ -176,12 +182,11 @@ def build_mutant(folder: Path, file: str, old: str, new: str, affected: list[str
     if text.count(old) != 1:
         raise RuntimeError(f"csrc/cuda/{file} has {text.count(old)} times: {old}")
     (folder / "csrc" / "cuda" / file).write_text(text.replace(old, new))
-    # The first definition of an inline function is the one that is linked.
     mutated = [folder / f"{name}.o" for name in affected]
     for name, target in zip(affected, mutated, strict=True):
         flags = variant.flags(_CSRC / "cuda" / name)
         _run(_command(folder / "csrc" / "cuda" / name, target, "-Wno-error", *flags))
-    rest = [_object(source, variant) for source in sources() if source.name not in affected]
+    rest = _in_order([_object(source, variant) for source in sources() if source.name not in affected])
     _link([*mutated, *rest], folder / "mutant.so", *variant.link)
     return folder / "mutant.so"
 
