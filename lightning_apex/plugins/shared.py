@@ -103,7 +103,10 @@ class PluginBase:
 
     @property
     def masters(self) -> MasterWeights | None:
-        """The fp32 masters of the model being trained; ``None`` at levels without masters and between runs."""
+        """The fp32 masters of the model being trained.
+
+        ``None`` at levels without masters, between runs, and under FSDP2, whose fp32 shards are the masters.
+        """
         return self._engine.masters
 
     @property

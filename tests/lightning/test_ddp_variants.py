@@ -66,17 +66,17 @@ HOOKS = {
 
 def train(rank, level, optimizer="fused_adam", kind="Plain", strategy=None, hook=None, sync=False, **kwargs):
     model = {"Plain": Plain, "Net": Net, "Unused": Unused}[kind](optimizer)
+    if not torch.distributed.is_initialized():  # PowerSGD's state asks for it
+        torch.distributed.init_process_group("gloo")
     seen = []
     if hook == "look":
         made_strategy = Hooked((look, seen), **(strategy or {}))
     elif hook is not None:
-        torch.distributed.init_process_group("gloo")  # which PowerSGD asks for
         made_strategy = Hooked(HOOKS[hook](), **(strategy or {}))
     else:
         made_strategy = (ApexDDPStrategy if sync else DDPStrategy)(process_group_backend="gloo", **(strategy or {}))
     made = trainer(plugin(level), devices=RANKS, strategy=made_strategy, use_distributed_sampler=False, **kwargs)
     made.fit(model, shard(rank, COUNT))
-    torch.distributed.destroy_process_group()
     return {"end": weights(model), "losses": model.losses, "wire": seen, "skipped": made.scaler.skipped_steps}
 
 
