@@ -192,6 +192,7 @@ def test_a_report_that_cannot_be_written_leaves_no_half_one(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["report.json", "runs"]
 
 
+@pytest.mark.slow
 def test_the_program_itself(tmp_path: Path) -> None:
     words = ["--model", f"{MODELS}:Killed", "--data", f"{MODELS}:Data", "--accelerator", "cpu", "--levels", "O5"]
     done = subprocess.run(

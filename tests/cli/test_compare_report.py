@@ -67,6 +67,7 @@ def test_skipped_steps_are_told_and_drawn(children: Children, tmp_path: Path) ->
     assert comparison.exit_code == 0
 
 
+@pytest.mark.usefixtures("no_report")
 def test_text_of_others_is_escaped(children: Children, tmp_path: Path) -> None:
     comparison = compared(tmp_path / "out")
     comparison.runs[2].status, comparison.runs[2].error = "failed", "<script>alert(1)</script> & more"
@@ -98,6 +99,7 @@ def test_load_of_nothing(tmp_path: Path) -> None:
         Comparison.load(tmp_path)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_plot_draws_every_level(children: Children, tmp_path: Path) -> None:
     comparison = compared(tmp_path / "out")
     losses, distances, times, memory = comparison.plot().axes

@@ -70,6 +70,20 @@ def test_model_data_optimizer_and_what_the_trainer_keeps(load: Any) -> None:
     Trainer(**training.trainer)
 
 
+def test_numbers_as_people_write_them(load: Any) -> None:
+    text = """
+model: {class_path: compare_models.Bare}
+data: {class_path: compare_models.Data}
+optimizer:
+  class_path: torch.optim.AdamW
+  init_args: {lr: 1e-3, betas: [0.8, 0.9]}
+trainer: {gradient_clip_val: 5e-1, limit_train_batches: 1e0}
+"""
+    training = load(text)
+    assert training.model.configure_optimizers().defaults["lr"] == 1e-3
+    assert training.trainer["gradient_clip_val"] == 0.5
+
+
 def test_the_fit_section_of_a_config_with_subcommands(load: Any) -> None:
     training = load({"fit": {"model": NET, "data": DATA, "trainer": {"max_epochs": 3}}, "test": {"model": BARE}})
     assert type(training.model) is compare_models.Net

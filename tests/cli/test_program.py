@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("jsonargparse")
 pytest.importorskip("rich")
 
+from lightning_apex import cli
 from lightning_apex.cli import program
 from lightning_apex.cli.errors import CommandError, one_sentence
 
@@ -208,6 +209,13 @@ def test_every_argument_of_every_command_has_its_words(name: str, capsys: Captur
     assert "--json" in capsys.readouterr().out
 
 
+def test_every_public_name_is_there() -> None:
+    for name in cli.__all__:
+        assert getattr(cli, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = cli.nothing
+
+
 def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
@@ -252,6 +260,7 @@ import sys
 sys.modules["lightning_apex._C"] = None
 import lightning_apex_program
 package = lightning_apex_program.defer_package()
+from lightning_apex import cli
 from lightning_apex.cli import program
 for _ in range(2):
     try:
