@@ -44,6 +44,7 @@ class ApexCLIBody(LightningCLI):
         parser.add_argument(
             "--sync_bn",
             action=ActionYesNo,
+            nargs="?",  # --sync_bn=true, too
             default=False,
             help="Synchronise BatchNorm while fitting, with the plugin lightning_apex.ApexSyncBatchNorm.",
         )

@@ -87,6 +87,11 @@ def test_a_flag_beside_plugins_of_trainer_defaults():
     assert type(sync_of(made)) is ApexSyncBatchNorm
 
 
+@pytest.mark.parametrize(("flag", "kind"), [("--sync_bn=true", ApexSyncBatchNorm), ("--sync_bn=false", type(None))])
+def test_a_flag_with_a_value(flag, kind):
+    assert type(sync_of(cli(flag, run=False))) is kind
+
+
 def test_the_trainers_own_sync_batchnorm_beside_the_flag():
     made = cli("--sync_bn", "--trainer.sync_batchnorm=true", run=False)
     assert type(sync_of(made)) is ApexSyncBatchNorm
@@ -183,7 +188,7 @@ def test_help(capsys, monkeypatch):
     assert (
         "--opt_level {O0,O1,O2,O3,O4,O5} Train at this opt level, with the plugin lightning_apex.ApexPrecision." in text
     )
-    assert "--sync_bn, --no_sync_bn Synchronise BatchNorm while fitting" in text
+    assert "--no_sync_bn [{true,yes,false,no}] Synchronise BatchNorm while fitting" in text
 
 
 def test_nothing_else_is_added():

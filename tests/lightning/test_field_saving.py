@@ -34,7 +34,13 @@ class Sized(Net):
         return FusedSGD(self.parameters(), lr=self.lr)
 
 
-@pytest.mark.parametrize(("level", "mode"), [*((level, "power") for level in LEVELS), ("O2", "binsearch")])
+SEARCHES = [*((level, "power") for level in LEVELS), ("O2", "binsearch")]
+SLOW = [(level, "power") for level in ("O0", "O3", "O4")]  # the tuner collects garbage often
+
+
+@pytest.mark.parametrize(
+    ("level", "mode"), [pytest.param(*s, marks=[pytest.mark.slow] if s in SLOW else []) for s in SEARCHES]
+)
 def test_scale_batch_size(level, mode):
     model = Sized()
     before = weights(model)
