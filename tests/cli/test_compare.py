@@ -101,6 +101,14 @@ def test_other_settings_need_another_folder(children: Children, tmp_path: Path) 
 
 
 @without_report
+def test_settings_without_a_finished_run_bind_nobody(children: Children, tmp_path: Path) -> None:
+    compared(tmp_path / "out", seeds=1)
+    for path in (tmp_path / "out" / "runs").glob("*.jsonl"):
+        path.unlink()
+    assert compared(tmp_path / "out", seeds=1, steps=5).settings["steps"] == 5
+
+
+@without_report
 @pytest.mark.parametrize("change", ["config", "model", "version"])
 def test_changed_files_and_versions_are_other_settings(
     change: str, children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
