@@ -79,16 +79,16 @@ def test_copies(shaped: Kernels, to: torch.dtype, of: torch.dtype) -> None:
     def copy(kernels: Kernels, lists: Lists) -> list[Tensor]:
         return [kernels.copy_scaled_(lists[0], lists[1], *lists[2])]
 
-    src = many(of, 130, 3_000)
+    src = [exact(torch.randn(2_003).to(of)), *many(of, 130, 3_000)]  # the first is aligned, as its copy is
     both(shaped, unscale, [src, [torch.tensor(1 / 3), torch.zeros(())]])
-    src[1][0] = math.inf
+    src[2][0] = math.inf
     dst = [exact(torch.full_like(s, math.nan, dtype=to), i % 3) for i, s in enumerate(src)]
     both(shaped, copy, [dst, src, [torch.tensor(0.3), torch.zeros(())]])
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 def test_reconcile(shaped: Kernels, dtype: torch.dtype) -> None:
-    masters = many(F32, 20, 3_000)
+    masters = [exact(torch.randn(2_003)), *many(F32, 20, 3_000)]
     params = [exact(m.to(dtype), i % 3) for i, m in enumerate(masters)]
     for p in params[::3]:
         p.mul_(2)
