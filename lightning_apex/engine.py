@@ -93,9 +93,8 @@ class PrecisionEngine:
         """
         fsdp.check_level(self.level)
         fsdp.reshard(module)
-        kept = list(dict.fromkeys(kept_modules(module, self._keep_fp32)))
-        if self.level.casts_weights:
-            kept += [m for m in module.modules() if needs_fp32(m) and m not in kept]
+        kept = kept_modules(module, self._keep_fp32)
+        kept += [m for m in module.modules() if self.level.casts_weights and needs_fp32(m) and m not in kept]
         self.device_type = device_type
         self._know_names_of([module])
         self._unchecked.append((module, kept))

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightning_apex.plugins.averaging import AveragingAdapter
 from lightning_apex.plugins.callbacks import LossScaleMonitorBody
 from lightning_apex.plugins.layer_sync import warn_where_ignored
-from lightning_apex.plugins.model_parallel import evaluate_without_inference_mode
+from lightning_apex.plugins.model_parallel import evaluate_without_inference_mode, refuse_strategy
 from lightning_apex.plugins.namespace import OURS, TrainerNamespace
 from lightning_apex.plugins.shared import PluginBase
 from lightning_apex.schedulers import SchedulerGate
@@ -125,7 +125,7 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         self._refuse_second_trainer(trainer)
         self.teardown()  # of a run that ended without one
         if trainer is not None:
-            self._refuse_strategy(trainer)
+            refuse_strategy(trainer, self._lightning)
             warn_where_ignored(trainer)
             device = trainer.strategy.root_device.type
         else:
@@ -261,14 +261,6 @@ class ApexPrecisionBody(PluginBase, Precision):  # type: ignore[misc]
         return any(is_overridden(hook, module) for hook in hooks) or any(
             is_overridden("on_before_optimizer_step", callback, self._lightning.Callback) for callback in callbacks
         )
-
-    def _refuse_strategy(self, trainer: Trainer) -> None:
-        if isinstance(trainer.strategy, self._lightning.cast_themselves):
-            raise self._lightning.misuse(
-                f"ApexPrecision does not work with {type(trainer.strategy).__name__}, which casts the model itself: "
-                "use strategy='ddp', or ModelParallelStrategy() with plugin.fully_shard() in configure_model for a "
-                "model that is too large for one device; or Trainer(precision='bf16-mixed') without this plugin."
-            )
 
     def _refuse_second_trainer(self, trainer: Trainer | None) -> None:
         busy = self._module._trainer if self._module is not None else None

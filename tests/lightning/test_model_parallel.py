@@ -3,6 +3,7 @@
 import model_parallel_jobs as jobs
 import pytest
 import torch
+from by_hand import by_hand
 from helpers import OPTIMIZERS
 from ranks import RANKS, spawn
 
@@ -89,7 +90,7 @@ def test_equals_the_same_steps_in_one_process(runs, name):
     }[optimizer]
     if CASES[name][1].get("optimizer") == "fused_sgd":
         make = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)  # noqa: E731
-    assert_trained_as(first, jobs.by_hand(make_optimizer=make, **kwargs))
+    assert_trained_as(first, by_hand(make_optimizer=make, **kwargs))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "bad_shard" in name])

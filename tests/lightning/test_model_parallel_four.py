@@ -3,6 +3,7 @@
 import model_parallel_jobs as jobs
 import pytest
 import torch
+from by_hand import by_hand, rows_of
 from helpers import OPTIMIZERS, assert_same, plugin, trainer
 from lightning.pytorch import Trainer
 from ranks import spawn
@@ -75,7 +76,7 @@ class Alone(jobs.Sharded):
 def one_process(level, path, ckpt_path=None) -> tuple[Trainer, jobs.Sharded]:
     model = Alone("fused_adam")
     made = trainer(plugin(level), epochs=1 if ckpt_path is None else 2)
-    made.fit(model, jobs.rows_of(0, 1, jobs.STEPS, 8), ckpt_path=ckpt_path, weights_only=False)
+    made.fit(model, rows_of(0, 1, jobs.STEPS, 8), ckpt_path=ckpt_path, weights_only=False)
     if path is not None:
         made.save_checkpoint(path)
     return made, model
@@ -91,7 +92,7 @@ def expected_of(kwargs, **more):
     make = OPTIMIZERS["torch_sgd"]
     if kwargs.get("optimizer") == "fused_sgd":
         make = lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)  # noqa: E731
-    return jobs.by_hand(kwargs["level"], make, ranks, clip=kwargs.get("gradient_clip_val", 0.0), **more)
+    return by_hand(kwargs["level"], make, ranks, clip=kwargs.get("gradient_clip_val", 0.0), **more)
 
 
 @pytest.mark.parametrize("name", CASES | CLIPPED)
@@ -133,7 +134,7 @@ def test_two_processes_go_on_with_the_file_of_one(of_two):
     _, model = one_process("O5", None)
     made = trainer(plugin("O5"), epochs=2)
     again = Alone("fused_adam")
-    made.fit(again, jobs.rows_of(0, 1, jobs.STEPS, 8))
+    made.fit(again, rows_of(0, 1, jobs.STEPS, 8))
     for result in of_two["one"]:
         assert_weights(result["state"]["weights"], dict(again.state_dict()), 2e-2)
         moved = max((result["state"]["weights"][n] - t).abs().max() for n, t in model.state_dict().items())
