@@ -60,6 +60,8 @@ def run(variant: str, command: list[str], environment: dict[str, str] | None = N
             preexec_fn=_fixed_addresses,
         )
         report = "".join(file.read_text() for file in sorted(log.parent.iterdir()))
+    if "runtime error:" in done.stderr:  # UBSan inside ASan knows no log
+        report += done.stderr
     return Outcome(done.returncode, done.stdout + done.stderr, report)
 
 
@@ -78,7 +80,7 @@ def run_rows(variant: str, arguments: list[str], library: Path | None = None) ->
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
     return run(variant, [*pytest, *ROWS, *arguments], environment)
 
 

@@ -119,7 +119,7 @@ def test_an_overflow_at_the_end_is_found(few_blocks: Kernels) -> None:
 
 # Aligned planes; planes whose elements are counted in 64 bits too; rows.
 BATCH_NORMS = {
-    "planes": ((2, 2, 2**29 + 64), 0),
+    "planes": ((3, 2, 2**29 + 64), 0),
     "one plane, misaligned": ((1, 1, 2**31 + 72), 1),
     "rows": ((2**25 + 8, 64), 0),
     "rows, misaligned": ((2**25 + 8, 64), 1),
