@@ -138,12 +138,21 @@ def levels() -> str:
     return table(["× torch in fp32", "O0", "O4", "O5"], rows) + machine("step")
 
 
+def if_measured(name: str) -> str:
+    """Everything in a file, if it is there yet."""
+    if not (RESULTS / f"{name}.json").exists():
+        return "Not measured yet.\n"
+    return plain(name) + machine(name)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "fast": fast,
     "levels": levels,
     "optimizers": lambda: whole("optimizers") + machine("optimizers"),
     "batchnorm": lambda: plain("batchnorm") + machine("batchnorm"),
     "step": lambda: plain("step") + machine("step"),
+    "half_convolutions": lambda: if_measured("half_convolutions"),
+    "gpu": lambda: if_measured("gpu/gpu_check"),
 }
 
 

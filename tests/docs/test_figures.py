@@ -55,3 +55,7 @@ def test_a_figure_that_is_not_there_is_an_error(results: Any) -> None:
     results(("AdamW", "× torch", 2.0))
     with pytest.raises(KeyError, match=r"made.json has no row 'AdamW' against '× timm'"):
         figures.filled("<!-- figure: made | AdamW | × timm -->1<!-- / -->")
+
+
+def test_what_is_not_measured_yet_says_so(results: Any) -> None:
+    assert figures.if_measured("made") == "Not measured yet.\n"
