@@ -41,7 +41,6 @@ def build(include: Path) -> Path:
     return library
 
 
-
 @dataclass(frozen=True)
 class Launch:
     kernel: str
