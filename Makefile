@@ -57,6 +57,11 @@ format: $(STAMPS)/dev  ## Let ruff and clang-format rewrite the files
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/clang-format -i $(CXX_FILES)
 
+docs: $(STAMPS)/docs  ## Build the documentation site into build/site; any warning is an error
+	$(call say,"mkdocs (seconds)")
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@printf "    build/site/index.html\n"
+
 bench: preflight $(BUILT)  ## Run every benchmark: ours, each peer and the memory roofline (some minutes)
 	$(call say,"benchmarks.optimizers$(,) batchnorm and step (some ten minutes; quieter machine$(,) better figures)")
 	@$(PY) -m benchmarks.optimizers $(BENCH_ARGS)
@@ -141,6 +146,15 @@ $(STAMPS)/dev: $(STAMPS)/packages
 	  $(call fail,"pip could not install the 'dev' extra of pyproject.toml: see above")
 	@touch $@
 
+# Docstrings are read, not imported: this needs neither torch nor the extension.
+$(STAMPS)/docs: pyproject.toml | $(PY)
+	$(call say,"mkdocs$(,) mkdocstrings (half a minute)")
+	@mkdir -p $(STAMPS)
+	@$(call requirements,docs)
+	@$(PIP) install --quiet -r $(STAMPS)/requirements.txt $(PIP_ARGS) || \
+	  $(call fail,"pip could not install the 'docs' extra of pyproject.toml: see above")
+	@touch $@
+
 build/stamps/settings: FORCE
 	$(call remember,"$(VENV) cxx=$(CXX) cuda=$${LIGHTNING_APEX_CUDA:-auto} arch=$${TORCH_CUDA_ARCH_LIST:-}")
 
@@ -189,4 +203,4 @@ requirements = $(PY) -c "$$PY_REQUIREMENTS" $(1) >$(STAMPS)/requirements.txt
 
 , := ,
 FORCE:
-.PHONY: FORCE demo test build lint format bench clean distclean help preflight
+.PHONY: FORCE demo test build lint format docs bench clean distclean help preflight

@@ -1,29 +1,30 @@
-"""The traffic of roofline.cpp on a GPU: one Triton kernel a tensor list, laid out in one block of memory."""
+"""The traffic of roofline.cpp on a GPU: one Triton kernel over a tensor list laid out in one block of memory.
+
+And a plain copy, the bandwidth that everybody knows of a device.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-import triton
-import triton.language as tl
+
+COPY, COPY_BYTES = "copy", 8  # of an fp32 element: one read, one write
 
 
-@triton.jit
-def _traffic(p, g, m, v, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    grad = tl.load(g + i, inside)
-    tl.store(m + i, tl.load(m + i, inside) * 0.9 + grad, inside)
-    tl.store(v + i, tl.load(v + i, inside) * 0.999 + grad * grad, inside)
-    tl.store(p + i, tl.load(p + i, inside) * 0.9999 + grad, inside)
+def copy(elements: int, device: str = "cuda") -> Callable[[], object]:
+    """Copies so many fp32 elements."""
+    source = torch.full((elements,), 1e-3, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
 
 
-class FlatTraffic:
+def traffic(elements: int, device: str = "cuda", block: int = 1024) -> Callable[[], object]:
     """Reads four fp32 streams of so many elements and writes three of them."""
+    p, g, m, v = (torch.full((elements,), 1e-3, device=device) for _ in range(4))
+    if device != "cuda":  # only to show that everything runs
+        return lambda: [t.add_(g) for t in (p, m, v)]
+    from benchmarks.gpu_triton import traffic_kernel
 
-    def __init__(self, elements: int, device: str = "cuda", block: int = 1024) -> None:
-        self.p, self.g, self.m, self.v = (torch.full((elements,), 1e-3, device=device) for _ in range(4))
-        self.elements, self.block = elements, block
-
-    def __call__(self) -> None:
-        grid = (triton.cdiv(self.elements, self.block),)
-        _traffic[grid](self.p, self.g, self.m, self.v, self.elements, BLOCK=self.block)
+    blocks = (elements + block - 1) // block
+    return lambda: traffic_kernel[(blocks,)](p, g, m, v, elements, BLOCK=block)

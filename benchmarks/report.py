@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.common import Options, Race, Result
 from lightning_apex.cli.benching.machine import cpu_model, machine
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+except ModuleNotFoundError:  # a GPU machine without a network, say
+    from benchmarks.plain_table import Console, Table
 
 _COLOURS = {"stretch": "bold green", "met": "green", "within noise": "yellow", "missed": "red", "": "dim"}
 
@@ -27,6 +32,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
     milliseconds: dict[str, dict[str, float]] = field(default_factory=dict)
     rounds_kept: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, dict[str, Any]] = field(default_factory=dict)
     console: Console = field(default_factory=lambda: Console() if sys.stdout.isatty() else Console(width=120))
 
     def add(self, row: str, race: Race | None, *results: Result) -> None:
@@ -38,14 +44,22 @@ class Report:
             value = f"{result.value.median:.2f}{result.unit}"
             self.console.print(f"  {row}: {value} {result.against} {result.verdict()}", highlight=False, soft_wrap=True)
 
+    def save(self) -> Path:
+        """Writes NAME.json, with what there is so far."""
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        path = self.options.out / f"{self.name}.json"
+        path.write_text(json.dumps(self._record(), indent=1) + "\n")
+        return path
+
     def close(self) -> Path:
         """Prints the table and writes NAME.json and NAME.png."""
         self.console.print(self._table())
         if self.options.quick:
             self.console.print("--quick only shows that everything runs: these figures mean nothing.")
-        self.options.out.mkdir(parents=True, exist_ok=True)
-        path = self.options.out / f"{self.name}.json"
-        path.write_text(json.dumps(self._record(), indent=1) + "\n")
+        path = self.save()
+        if find_spec("matplotlib") is None:
+            self.console.print(f"{path}; no picture, since matplotlib is not installed")
+            return path
         draw(self.results, path.with_suffix(".png"), title=f"{self.name} on {cpu_model()}")
         self.console.print(f"{path} and {path.with_suffix('.png')}")
         return path
@@ -81,6 +95,7 @@ class Report:
             "rounds_kept": self.rounds_kept,
             "results": [{**asdict(result), "verdict": result.verdict()} for result in self.results],
             "milliseconds": self.milliseconds,
+            **({"notes": self.notes} if self.notes else {}),
         }
 
 

@@ -20,17 +20,20 @@ from lightning_apex.levels import resolve
 
 FP32, AUTOCAST, PURE = "torch fp32", "torch autocast bf16", "torch pure bf16"
 AUTOCAST_FP16 = "torch autocast fp16"
+# Lightning's names for the same, and for fp16 weights.
+_SAME = {"32-true": FP32, "16-mixed": AUTOCAST_FP16, "bf16-mixed": AUTOCAST, "bf16-true": PURE}
+_WEIGHTS = {PURE: torch.bfloat16, "16-true": torch.float16}
 Step = Callable[[], None]
 
 
 class LevelStep:
     """One training step at an opt level, as the precision plugin makes it, without a Trainer around it."""
 
-    def __init__(self, level: str, task: Task, device: str = "cpu") -> None:
+    def __init__(self, level: str, task: Task, device: str = "cpu", half_dtype: torch.dtype | None = None) -> None:
         torch.manual_seed(0)
         make, self.loss = task
         self.model = make()
-        row = resolve(level).on(device)
+        row = resolve(level, half_dtype=half_dtype).on(device)
         self.engine = PrecisionEngine(row, LossScaler(row.loss_scale))
         self.engine.convert(self.model, device)
         self.optimizer = FusedAdam(self.model.parameters(), lr=1e-4)
@@ -44,7 +47,8 @@ class LevelStep:
         self.optimizer.zero_grad()
         with self.engine.forward_context():
             loss = self.loss(self.model)
-        self.engine.scale(loss).backward()
+        with self.engine.backward_context():
+            self.engine.scale(loss).backward()
 
     def update(self) -> None:
         if self.engine.steps_itself:
@@ -67,9 +71,8 @@ def torch_step(precision: str, task: Task, device: str = "cpu") -> Step:
     """The same step in torch's own precision, with torch's fused AdamW."""
     torch.manual_seed(0)
     make, loss_of = task
-    model = make()
-    if precision == PURE:
-        model = model.bfloat16()
+    precision = _SAME.get(precision, precision)
+    model = make().to(_WEIGHTS.get(precision, torch.float32))
     optimizer = AdamW(model.parameters(), lr=1e-4, fused=True)
     half = {AUTOCAST: torch.bfloat16, AUTOCAST_FP16: torch.float16}.get(precision)
     scaler = torch.amp.GradScaler(device, enabled=precision == AUTOCAST_FP16)

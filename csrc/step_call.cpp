@@ -159,6 +159,9 @@ int64_t n_norms(const StepCall& call) {
   return info.n_norms;
 }
 
+// Where a master without elements is. Never read or written.
+static float of_an_empty_one;
+
 std::vector<StepRow> step_rows(const StepCall& call, FlatViews& views, double* norms) {
   const OptimizerInfo& info = optimizer_of(call);
   const StateLists states(call, info);
@@ -181,7 +184,10 @@ std::vector<StepRow> step_rows(const StepCall& call, FlatViews& views, double* n
     row.param = address(param);
     row.grad = flat(call.grads[i], Access::read).const_data_ptr();
     row.master = nullptr;
-    if (!call.masters.empty()) row.master = static_cast<float*>(address(flat(call.masters[i], access)));
+    if (!call.masters.empty()) {
+      row.master = static_cast<float*>(address(flat(call.masters[i], access)));
+      if (row.master == nullptr) row.master = &of_an_empty_one;  // still of the kind that has masters
+    }
     for (size_t s = 0; s < info.states.size(); ++s)
       row.state[s] = flat(states.of_elements[s * n + i], Access::read_write).mutable_data_ptr();
     for (size_t s = 0; s < info.tensor_states.size(); ++s)

@@ -45,12 +45,36 @@ __all__ += optimizers.__all__
 if TYPE_CHECKING or find_spec("lightning") is not None:
     # Imported here, not on demand: Lightning's CLI knows a class by its short name once it is imported, and a Trainer
     # the strategies that the import registers.
-    from lightning_apex.plugins import ApexPrecision, ApexSyncBatchNorm, LossScaleMonitor
+    from lightning_apex.plugins import (
+        ApexDDPStrategy,
+        ApexModelSummary,
+        ApexPrecision,
+        ApexSyncBatchNorm,
+        LossScaleMonitor,
+    )
 
-    __all__ += ["ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+    if TYPE_CHECKING:
+        from lightning_apex.plugins.trainer_cli import ApexCLI
+
+    __all__ += ["ApexCLI", "ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm"]
+    __all__ += ["LossScaleMonitor"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"):
-        raise ImportError(f"lightning_apex.{name} needs Lightning: run `pip install 'lightning>=2.6,<2.8'`.")
+    if name == "ApexCLI" and find_spec("lightning") is not None:  # on demand: it imports jsonargparse
+        from lightning_apex.plugins.trainer_cli import ApexCLI
+
+        return ApexCLI
+    if name in (
+        "ApexCLI",
+        "ApexDDPStrategy",
+        "ApexModelSummary",
+        "ApexPrecision",
+        "ApexSyncBatchNorm",
+        "LossScaleMonitor",
+    ):
+        raise ImportError(
+            f"lightning_apex.{name} needs Lightning: run `pip install 'lightning>=2.6,<2.8'`, or import it from "
+            "lightning_apex.pl with pytorch_lightning."
+        )
     raise AttributeError(f"module 'lightning_apex' has no attribute {name!r}")

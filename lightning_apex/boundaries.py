@@ -37,12 +37,18 @@ def fp32_islands(modules: Iterable[nn.Module]) -> list[RemovableHandle]:
     return handles
 
 
-def matched_inputs(root: nn.Module) -> list[RemovableHandle]:
-    """Makes modules outside autocast's lists take fp32 inputs although their weights are half."""
+def matched_inputs(root: nn.Module, *, cast_later: bool = False) -> list[RemovableHandle]:
+    """Makes modules outside autocast's lists take fp32 inputs although their weights are half.
+
+    Args:
+        root: The model.
+        cast_later: Whether the weights are not half yet, but may be while a module is called.
+    """
     return [
         module.register_forward_pre_hook(_match_inputs, with_kwargs=True)
         for module in root.modules()
-        if isinstance(module, _UNSERVED) and any(p.dtype in HALF for p in module.parameters(recurse=False))
+        if isinstance(module, _UNSERVED)
+        and any(cast_later or p.dtype in HALF for p in module.parameters(recurse=False))
     ]
 
 

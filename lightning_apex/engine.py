@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from lightning_apex import ops
+from lightning_apex import fsdp, ops
 from lightning_apex.boundaries import fp32_islands, matched_inputs, widened
 from lightning_apex.cast_module import CastModule
-from lightning_apex.casting import cast_tree, check_castable, kept_modules, map_tensors, needs_fp32
-from lightning_apex.half_convolutions import HalfConvolutions
+from lightning_apex.casting import check_castable, kept_modules, map_tensors, needs_fp32
+from lightning_apex.contexts import backward_context, convert_input, forward_context
 from lightning_apex.levels import OptLevel
 from lightning_apex.masters import MasterWeights
 from lightning_apex.optimizer_state import FP32StateKeeper, match_state, warn_of_vanishing_eps
 from lightning_apex.optimizers._base import FusedOptimizer
 from lightning_apex.scaler import LossScaler
+from lightning_apex.sharding import by_place
 from lightning_apex.step import OptimizerStep
 
 
@@ -43,6 +44,8 @@ class PrecisionEngine:
         self._casts: list[CastModule] = []
         self.device_type = "cpu"
         self._names: dict[Tensor, str] = {}
+        self._roots: list[tuple[str, nn.Module]] = []
+        self._unchecked: list[tuple[nn.Module, list[nn.Module]]] = []  # sharded after they were converted
         self._handles: list[RemovableHandle] = []
         self._optimizers: WeakSet[Optimizer] = WeakSet()  # whose hooks may hold this engine
         self._backwards = 0
@@ -63,9 +66,7 @@ class PrecisionEngine:
         modules = [modules] if isinstance(modules, nn.Module) else modules
         kept = self.check(modules)
         self.device_type = device_type
-        for index, module in enumerate(modules):
-            prefix = f"models[{index}]." if len(modules) > 1 else ""
-            self._names.update((param, prefix + name) for name, param in module.named_parameters())
+        self._know_names_of(modules)
         if self.level.half_dtype is None:
             return
         self._handles += fp32_islands(kept)
@@ -77,6 +78,47 @@ class PrecisionEngine:
             self._casts.append(CastModule(module, self.level.half_dtype, kept, keep_batchnorm, masters))
             if self.level.autocasts:
                 self._handles += matched_inputs(module)
+
+    def convert_sharded(self, module: nn.Module, device_type: str, *, shards_later: bool = False) -> None:
+        """Takes a model whose weights FSDP2 spreads over processes: they stay fp32; see `lightning_apex.fsdp`.
+
+        Args:
+            module: An fp32 module.
+            device_type: Where it will run.
+            shards_later: Whether its weights are spread only after this call, until the first forward pass.
+
+        Raises:
+            OptLevelError: If the level has no fp32 weights, or FSDP casts weights otherwise than the level.
+            ValueError: See `convert`.
+        """
+        fsdp.check_level(self.level)
+        fsdp.reshard(module)
+        kept = list(dict.fromkeys(kept_modules(module, self._keep_fp32)))
+        if self.level.casts_weights:
+            kept += [m for m in module.modules() if needs_fp32(m) and m not in kept]
+        self.device_type = device_type
+        self._know_names_of([module])
+        self._unchecked.append((module, kept))
+        if not shards_later:
+            self.check_shards()
+        if self.level.half_dtype is not None:
+            self._handles += fp32_islands(kept)
+            if self.level.casts_weights:
+                self._handles += matched_inputs(module, cast_later=True)
+
+    def check_shards(self) -> None:
+        """Refuses models of `convert_sharded`, each once, whose weights are not spread as the level needs it."""
+        while self._unchecked:
+            module, kept = self._unchecked.pop()
+            check_castable(module, self.level.casts_weights)
+            fsdp.check_shards(module, self.level, kept)
+
+    def _know_names_of(self, modules: Sequence[nn.Module]) -> None:
+        self._roots += [(f"models[{index}]." if len(modules) > 1 else "", m) for index, m in enumerate(modules)]
+        self._find_names()
+
+    def _find_names(self) -> None:
+        self._names = {p: prefix + name for prefix, root in self._roots for name, p in root.named_parameters()}
 
     def check(self, modules: Sequence[nn.Module], cast_already: Sequence[nn.Module] = ()) -> list[nn.Module]:
         """Refuses what `convert` would, and returns the submodules that stay in fp32.
@@ -109,6 +151,8 @@ class PrecisionEngine:
                 match_state(optimizer)
         self._optimizers.clear()
         self._names.clear()
+        self._roots.clear()
+        self._unchecked.clear()
 
     @property
     def masters(self) -> MasterWeights | None:
@@ -122,7 +166,12 @@ class PrecisionEngine:
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """What a forward pass runs in."""
+        self.check_shards()
         return forward_context(self.level, self.device_type)
+
+    def backward_context(self) -> AbstractContextManager[Any]:
+        """What a backward pass runs in."""
+        return backward_context(self.level, self.device_type)
 
     def convert_input(self, data: Any) -> Any:
         """Casts a batch where the level does so."""
@@ -186,7 +235,7 @@ class PrecisionEngine:
 
     def open(self, optimizer: Optimizer) -> OptimizerStep:
         """The optimizer's step under way, or a new one."""
-        step = self.scaler.open(optimizer, self.masters, self.name_of)
+        step = self.scaler.open(optimizer, self.masters, self.names_of)
         step.measures_always = self.measures_always
         return step
 
@@ -234,42 +283,19 @@ class PrecisionEngine:
     def _rescale(self, optimizers: list[Optimizer], factor: Tensor) -> None:
         if not factor.is_cuda and float(factor) == 1.0:
             return
-        grads = {p.grad: None for o in optimizers for group in o.param_groups for p in group["params"]}
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for grad in grads:
-            if grad is not None:
-                by_device.setdefault(grad.device, []).append(grad)
-        for device, group in by_device.items():
+        params = {p: None for o in optimizers for group in o.param_groups for p in group["params"]}
+        grads = {p.grad: None for p in params if p.grad is not None}
+        for (device, _), group in by_place(grads).items():
             ops.unscale_(group, factor.to(device))
 
-    def name_of(self, param: Tensor) -> str:
-        """The name of a parameter in the module."""
-        return self._names.get(param, "(a parameter outside the module)")
+    def names_of(self, params: Sequence[Tensor]) -> list[str]:
+        """The names of parameters, in the order in which the module defines them."""
+        if any(param not in self._names for param in params):  # FSDP puts other objects in their places
+            self._find_names()
+        places = {param: place for place, param in enumerate(self._names)}
+        ordered = sorted(params, key=lambda param: places.get(param, len(places)))
+        return [self._names.get(param, "(a parameter outside the module)") for param in ordered]
 
 
 def _fused_within(optimizer: Optimizer) -> FusedOptimizer | None:
     return optimizer if isinstance(optimizer, FusedOptimizer) else getattr(optimizer, "wrapped_fused", None)
-
-
-def forward_context(level: OptLevel, device_type: str) -> AbstractContextManager[Any]:
-    """What a forward pass at a level runs in."""
-    context: AbstractContextManager[Any] = nullcontext()
-    if level.autocasts:
-        # No weight cache: a weight cast under no_grad would be found again, without its graph, by a later forward.
-        context = torch.autocast(device_type, dtype=level.half_dtype, cache_enabled=False)
-    if device_type == "cpu" and level.half_dtype is torch.float16:
-        return _both(context, HalfConvolutions())
-    return context
-
-
-@contextmanager
-def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with outer, inner:
-        yield
-
-
-def convert_input(level: OptLevel, data: Any) -> Any:
-    """Casts a batch where a level does so."""
-    if level.casts_inputs and level.half_dtype is not None:
-        return cast_tree(data, level.half_dtype)
-    return data

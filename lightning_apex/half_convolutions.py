@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _FP16 = torch.float16
+_BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 class HalfConvolutions(TorchFunctionMode):
@@ -27,6 +29,21 @@ class HalfConvolutions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         result = convolve(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {})) if result is None else result
+
+
+class HalfBackward(TorchDispatchMode):
+    """Around a backward pass: fp16 convolutions that were computed with a graph outside of `HalfConvolutions`.
+
+    Re-entrant checkpointing repeats parts of the forward pass inside the backward pass, where torch has put all
+    function modes aside.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for each operator."""
+        if func is not _BACKWARD or args[0].dtype is not _FP16 or args[0].device.type != "cpu":
+            return func(*args, **(kwargs or {}))
+        grads = func(*(a.float() for a in args[:3]), *args[3:])
+        return tuple(None if grad is None else grad.to(_FP16) for grad in grads)
 
 
 def _halves(input: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None] | None:
@@ -123,9 +140,7 @@ class _HalfConvolution(torch.autograd.Function):
         needed = list(ctx.needs_input_grad[:3])
         # In manual optimization the backward pass runs under autocast, which would meet the backward of this one.
         with torch.autocast("cpu", enabled=False):
-            grads = torch.ops.aten.convolution_backward(
-                grad.float(), input.float(), weight.float(), ctx.bias_sizes, *ctx.geometry, needed
-            )
+            grads = _BACKWARD(grad.float(), input.float(), weight.float(), ctx.bias_sizes, *ctx.geometry, needed)
             halves = [g.to(_FP16) if need else None for g, need in zip(grads, needed, strict=True)]
         return (*halves, *(None for _ in ctx.geometry))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from lightning_apex.step import OptimizerStep
@@ -25,15 +26,17 @@ class OverflowReport:
     """One skipped step.
 
     Attributes:
-        update: Which update of the scale it was, counted from 1 in this process.
-        parameters: Names of the parameters whose gradients held an inf or a NaN.
+        step: Which optimizer step it was, counted from 1: what ``trainer.global_step`` is after it. Without a Trainer,
+            which update of the scale in this process.
+        parameters: Names of the parameters whose gradients held an inf or a NaN, in the order in which the model
+            defines them, which is mostly that of its forward pass.
         old_scale: The loss scale the gradients were computed with.
         new_scale: The loss scale from then on.
         consecutive_skips: Skipped steps in a row, this one included.
         skipped_steps: Skipped steps so far, this one included.
     """
 
-    update: int
+    step: int
     parameters: tuple[str, ...]
     old_scale: float
     new_scale: float
@@ -42,7 +45,7 @@ class OverflowReport:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that own these parameters, each once."""
+        """The modules that own these parameters, each once, in the same order."""
         return tuple(dict.fromkeys(name.rpartition(".")[0] or name for name in self.parameters))
 
     def __str__(self) -> str:
@@ -66,6 +69,7 @@ class OverflowWatch:
         self.last: OverflowReport | None = None
         self._updates = 0
         self._under_way: deque[_Letter] = deque()
+        self._unchecked: deque[OverflowReport] = deque()
         self._unread: deque[OverflowReport] = deque(maxlen=100)
 
     def post(
@@ -73,7 +77,8 @@ class OverflowWatch:
     ) -> None:
         """Sends off the outcome of one update; all tensors as they are after it, except ``before``."""
         self._updates += 1
-        self._under_way.append(_Letter(self._updates, steps, found_inf, before, scale, trackers))
+        number = next((step.number for step in steps if step.number is not None), self._updates)
+        self._under_way.append(_Letter(number, steps, found_inf, before, scale, trackers))
 
     def take_unread(self) -> list[OverflowReport]:
         """Reports that nobody has taken yet, oldest first; the last hundred are kept."""
@@ -81,16 +86,22 @@ class OverflowWatch:
         self._unread.clear()
         return reports
 
-    def deliver(self, max_consecutive_skips: int | None, *, wait: bool) -> list[OverflowReport]:
-        """Reports that have arrived; see `LossScaler.check`."""
-        reports = []
+    def collect(self, *, wait: bool) -> None:
+        """Takes in what has arrived; with ``wait``, what is under way, too."""
         while self._under_way and (wait or self._under_way[0].arrived()):
             report = self._under_way.popleft().read()
-            if report is None:
-                continue
-            self.last = report
+            if report is not None:
+                self.last = report
+                self._unchecked.append(report)
+                self._unread.append(report)
+
+    def deliver(self, max_consecutive_skips: int | None, *, wait: bool) -> list[OverflowReport]:
+        """Reports that have arrived since; see `LossScaler.check`."""
+        self.collect(wait=wait)
+        reports = []
+        while self._unchecked:
+            report = self._unchecked.popleft()
             reports.append(report)
-            self._unread.append(report)
             if max_consecutive_skips is not None and report.consecutive_skips >= max_consecutive_skips:
                 raise LossScaleError(_hopeless(report))
         return reports
@@ -109,16 +120,16 @@ class _Letter:
 
     def __init__(
         self,
-        update: int,
+        number: int,
         steps: Sequence[OptimizerStep],
         found_inf: Tensor,
         before: Tensor,
         scale: Tensor,
         trackers: Tensor,
     ) -> None:
-        self._update = update
+        self._number = number
         flags = [(step, params, mask) for step in steps for params, mask in step.nonfinite]
-        self._names = [(step.name_of, params) for step, params, _ in flags]
+        self._measured = [(step.names_of, params) for step, params, _ in flags]
         numbers = torch.cat([t.reshape(-1).float() for t in (found_inf, before, scale, trackers)])
         self._event: torch.cuda.Event | None = None
         if found_inf.is_cuda:
@@ -139,13 +150,30 @@ class _Letter:
         found_inf, old, new, _, _, consecutive, skipped = self._numbers.tolist()
         if not found_inf:
             return None
-        names = tuple(
-            name_of(param)
-            for (name_of, params), mask in zip(self._names, self._masks, strict=True)
-            for param, bad in zip(params, mask.tolist(), strict=True)
-            if bad
-        )
-        return OverflowReport(self._update, names, old, new, int(consecutive), int(skipped))
+        bad: dict[Callable[[Sequence[Tensor]], list[str]], list[Tensor]] = {}
+        for (names_of, params), mask in zip(self._measured, self._masks, strict=True):
+            bad.setdefault(names_of, []).extend(
+                param for param, flag in zip(params, mask.tolist(), strict=True) if flag
+            )
+        names = tuple(name for names_of, params in bad.items() for name in names_of(params))
+        return OverflowReport(self._number, names, old, new, int(consecutive), int(skipped))
+
+
+class PositionsIn:
+    """Names parameters by their places in an optimizer, where nobody knows better names."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def __call__(self, params: Sequence[Tensor]) -> list[str]:
+        """The names, in the optimizer's order."""
+        wanted = set(params)
+        return [
+            f"parameter {i} of group {g}"
+            for g, group in enumerate(self._optimizer.param_groups)
+            for i, param in enumerate(group["params"])
+            if param in wanted
+        ]
 
 
 def _send(tensor: Tensor) -> Tensor:

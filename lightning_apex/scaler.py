@@ -16,6 +16,7 @@ from lightning_apex.casting import map_tensors
 from lightning_apex.levels import is_scale
 from lightning_apex.overflow import LossScaleError, OverflowReport, OverflowWatch
 from lightning_apex.scale_rule import BOUNDS, check_start, checked_rule, from_apex
+from lightning_apex.sections import Sections
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -94,6 +95,7 @@ class LossScaler:
         self._steps: WeakKeyDictionary[Optimizer, OptimizerStep] = WeakKeyDictionary()
         self._finished: list[OptimizerStep] = []
         self.watch = OverflowWatch()
+        self.sections = Sections()
 
     # --- what a training loop calls -----------------------------------------------------------------------------
 
@@ -212,7 +214,8 @@ class LossScaler:
 
     @property
     def last_overflow(self) -> OverflowReport | None:
-        """The newest overflow, once the host has learnt of it."""
+        """The newest skipped step; waits for the device, where a step is under way."""
+        self.watch.collect(wait=True)
         return self.watch.last
 
     def check(self, *, wait: bool = False) -> list[OverflowReport]:
@@ -232,14 +235,14 @@ class LossScaler:
         self,
         optimizer: Optimizer,
         masters: MasterWeights | None = None,
-        name_of: Callable[[Tensor], str] | None = None,
+        names_of: Callable[[Sequence[Tensor]], list[str]] | None = None,
     ) -> OptimizerStep:
         """The step of an optimizer that is under way, or a new one on its present gradients."""
         step = self._steps.get(optimizer)
         if step is None:
             from lightning_apex.step import OptimizerStep
 
-            step = self._steps[optimizer] = OptimizerStep(optimizer, self, masters, name_of)
+            step = self._steps[optimizer] = OptimizerStep(optimizer, self, masters, names_of)
         return step
 
     def pending(self, optimizer: Optimizer) -> OptimizerStep | None:
@@ -256,6 +259,7 @@ class LossScaler:
     def begin_run(self) -> None:
         """Starts the count of consecutive skips at 0: the skips of a run that has ended say nothing of the next."""
         self._trackers[_CONSECUTIVE] = 0
+        self.watch = OverflowWatch()
 
     def forget_steps(self) -> None:
         """Forgets all steps under way."""
@@ -359,7 +363,7 @@ class LossScaler:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for key in ("_steps", "_finished", "watch"):
+        for key in ("_steps", "_finished", "watch", "sections"):
             del state[key]
         # A worker process without this device must be able to read it.
         return state | {"_scale": self._scale.cpu(), "_trackers": self._trackers.cpu()}

@@ -45,6 +45,17 @@ class Sharding:
                 dist.all_reduce(both, dist.ReduceOp.MAX, group=self.mesh.get_group(dim))
             values.copy_(both[0].masked_fill(both[1] > 0, math.nan))
 
+    def of_the_whole(self, sum_of_squares: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
+        """What was measured of shards, as it is of the whole tensors; one exchange.
+
+        Args:
+            sum_of_squares: Of this process's shards (float64, 0-dim).
+            flags: For each of them, whether it holds what is not finite.
+        """
+        numbers = torch.cat([sum_of_squares.reshape(1), flags.to(sum_of_squares.dtype)])
+        self.all_reduce_(numbers, "sum")
+        return numbers[0], (numbers[1:] > 0).to(flags.dtype)
+
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Tensors of one place can be given to a kernel together.

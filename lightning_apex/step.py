@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from lightning_apex import ops
 from lightning_apex.masters import match_grad_dtype
 from lightning_apex.optimizers._base import FusedOptimizer, StepInputs
-from lightning_apex.sharding import Place, local, place_of
+from lightning_apex.overflow import PositionsIn
+from lightning_apex.sections import measuring
+from lightning_apex.sharding import Place, Sharding, local, place_of
 
 if TYPE_CHECKING:
     from lightning_apex.masters import MasterWeights
@@ -36,6 +38,7 @@ class OptimizerStep:
         nonfinite: Pairs of parameters and their uint8 flags of which gradients were not finite.
         exposed: Whether `expose` was called.
         measures_always: Set it to have `norm` even where neither scaling nor clipping needs it.
+        number: Set it to have reports call the step by a number of the caller's.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class OptimizerStep:
         optimizer: Optimizer,
         scaler: LossScaler,
         masters: MasterWeights | None = None,
-        name_of: Callable[[Tensor], str] | None = None,
+        names_of: Callable[[Sequence[Tensor]], list[str]] | None = None,
     ) -> None:
         self.params: list[Tensor] = [
             p for group in optimizer.param_groups for p in group["params"] if p.grad is not None
@@ -52,7 +55,9 @@ class OptimizerStep:
         self.found_inf: Tensor | None = None
         self.nonfinite: list[tuple[list[Tensor], Tensor]] = []
         self.measures_always = False
-        self.name_of = name_of or _PositionIn(optimizer)
+        self.number: int | None = None
+        self.names_of = names_of or PositionsIn(optimizer)
+        self.sections = scaler.sections
         self._optimizer, self._scaler, self._masters = optimizer, scaler, masters
         self._fused = isinstance(optimizer, FusedOptimizer)
         self.exposed = False
@@ -72,6 +77,10 @@ class OptimizerStep:
             self._max_norm = min(self._max_norm or max_norm, max_norm)
             return
         self.expose()
+        self._clip_written(max_norm)
+
+    @measuring
+    def _clip_written(self, max_norm: float) -> None:
         groups = self._by_place()
         total = self._sum_of_squares(groups)
         for grads in groups.values():
@@ -85,15 +94,22 @@ class OptimizerStep:
         """Clips each element of the gradients to ``[-clip_value, clip_value]``; at or below 0 does nothing."""
         if clip_value > 0:
             self.expose()
-            if present := [p for p in self.params if p.grad is not None]:
-                torch.nn.utils.clip_grad_value_(present, clip_value)
+            with self.sections("measure"):
+                if present := [p for p in self.params if p.grad is not None]:
+                    torch.nn.utils.clip_grad_value_(present, clip_value)
 
     def expose(self) -> None:
         """Writes the unscaled gradients to ``param.grad``, where a user may look at them and edit them."""
         if self.exposed:
             return
         self.exposed = True
-        for (device, _), params in self._params_by_place().items():
+        self._write_unscaled()
+        if self._max_norm:
+            self.clip_norm(self._max_norm)
+
+    @measuring
+    def _write_unscaled(self) -> None:
+        for (device, sharding), params in self._params_by_place().items():
             inverse = self._scaler.scale_on(device).reciprocal() if self._scaler.is_enabled() else None
             plain: list[Tensor] = []
             dense: list[Tensor] = []
@@ -106,25 +122,24 @@ class OptimizerStep:
                 else:
                     dense.append(param)
             if dense:
-                self._note(dense, self._widen(dense, inverse))
+                self._note(dense, self._widen(dense, inverse), sharding)
             if plain and inverse is not None:
                 grads = [dense_values(p) for p in plain]
-                self._note(plain, ops.unscale_(grads, inverse))
+                self._note(plain, ops.unscale_(grads, inverse), sharding)
         self._merge_flags()
-        if self._max_norm:
-            self.clip_norm(self._max_norm)
 
     def finish(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the step, or skips it; arguments are handed to ``optimizer.step``."""
         if _has_step_pre_hooks(self._optimizer):
             self.expose()
         if self._fused and not self.exposed:
-            with self._optimizer.handed(self.inputs()):  # type: ignore[attr-defined]
+            with self._optimizer.handed(self.inputs()), self.sections("update"):  # type: ignore[attr-defined]
                 return self._optimizer.step(*args, **kwargs)
         self.expose()
         self.measure()
         try:
-            return self._update(*args, **kwargs)
+            with self.sections("update"):
+                return self._update(*args, **kwargs)
         finally:
             self._narrow()
 
@@ -147,12 +162,17 @@ class OptimizerStep:
     def measure(self) -> None:
         """Fills in `norm` from written gradients, if somebody wants it and nothing has measured them yet."""
         if self.measures_always and self.norm is None and self.params:
-            self.norm = self._sum_of_squares(self._by_place()).sqrt().float()
+            with self.sections("measure"):
+                self.norm = self._sum_of_squares(self._by_place()).sqrt().float()
 
     def inputs(self) -> StepInputs:
         """What a fused optimizer needs to make this step; measures the gradients if anything depends on it."""
         if not self.params or not (self._scaler.is_enabled() or self._max_norm or self.measures_always):
             return StepInputs(self._masters)
+        return self._measured_inputs()
+
+    @measuring
+    def _measured_inputs(self) -> StepInputs:
         groups = self._by_place()
         if not groups:
             return StepInputs(self._masters)
@@ -164,7 +184,7 @@ class OptimizerStep:
         scale = self._scaler.scale_on(device) if self._scaler.is_enabled() else None
         self.norm, factor = ops.step_factors(sum_of_squares, flags_on_device, scale, self._max_norm, found_inf)
         if scale is not None:
-            self.found_inf = _agreed(found_inf, groups)
+            self.found_inf = found_inf
         return StepInputs(self._masters, factor, self.found_inf, sum_of_squares)
 
     def was_skipped(self) -> bool:
@@ -214,45 +234,24 @@ class OptimizerStep:
         for place, grads in groups.items():
             part, flags = ops.measure_gradients(grads)
             if place[1] is not None:
-                place[1].all_reduce_(part, "sum")
+                part, flags = place[1].of_the_whole(part, flags)
             total = part if total is None else total + part.to(total.device)
             if note:
                 self.nonfinite.append((params[place], flags))
         return torch.zeros((), dtype=torch.float64) if total is None else total
 
-    def _note(self, params: list[Tensor], flags: Tensor) -> None:
-        if self._scaler.is_enabled():
-            self.nonfinite.append((params, flags))
+    def _note(self, params: list[Tensor], flags: Tensor, sharding: Sharding | None) -> None:
+        if not self._scaler.is_enabled():
+            return
+        if sharding is not None:  # what any process has found in its shards is found by all
+            _, flags = sharding.of_the_whole(torch.zeros((), dtype=torch.float64, device=flags.device), flags)
+        self.nonfinite.append((params, flags))
 
     def _merge_flags(self) -> None:
         for _, flags in self.nonfinite:
             found = flags.any().to(torch.float32)
             known = self.found_inf
             self.found_inf = found if known is None else torch.maximum(known, found.to(known.device))
-        if self.found_inf is not None:
-            self.found_inf = _agreed(self.found_inf, self._params_by_place())
-
-
-class _PositionIn:
-    """Names parameters by their place in an optimizer, where nobody knows better names."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-
-    def __call__(self, param: Tensor) -> str:
-        for g, group in enumerate(self._optimizer.param_groups):
-            for i, other in enumerate(group["params"]):
-                if other is param:
-                    return f"parameter {i} of group {g}"
-        return "a parameter of no group"
-
-
-def _agreed(found_inf: Tensor, places: Iterable[Place]) -> Tensor:
-    """What any process has found in its shards is found by all."""
-    for _, sharding in places:
-        if sharding is not None:
-            sharding.all_reduce_(found_inf, "max")
-    return found_inf
 
 
 def _has_step_pre_hooks(optimizer: Optimizer) -> bool:

@@ -32,6 +32,7 @@ from lightning_apex.cli.benching.race import OURS  # noqa: E402
     [
         ("optimizers", {"SGD fp32 ResNet-50": 4, "LAMB bf16 + masters ResNet-50": 1, "O5 tail ResNet-50": 2}),
         ("step", {"memory": 4, "Trainer overhead": 1}),
+        ("half_convolutions", {"ResNet-18": 5}),
         ("batchnorm", {"bf16 channels_last": 2, "BN + add + ReLU channels_last": 2, "two processes": 2}),
     ],
 )

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_apex import amp
 from lightning_apex.engine import PrecisionEngine
 from lightning_apex.half_convolutions import HalfConvolutions
 from lightning_apex.levels import resolve
@@ -173,8 +175,77 @@ def test_compiled_models_train(level):
         model.zero_grad()
         with made.forward_context():
             output = run(x)
-        output.float().square().mean().backward()
+        with made.backward_context():
+            output.float().square().mean().backward()
         grads.append([p.grad.float().clone() for p in model.parameters()])
     for actual, wanted in zip(*grads, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-2, atol=1e-3)
     torch._dynamo.reset()
+
+
+class Recomputed(nn.Module):
+    """Computes a convolution once more in the backward pass."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.second, self.reentrant = nn.Conv1d(2, 3, 2), nn.Conv1d(3, 2, 2), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.reentrant is None:
+            return self.second(x)
+        return torch.utils.checkpoint.checkpoint(self.second, x, use_reentrant=self.reentrant)
+
+
+class Backwards(TorchDispatchMode):
+    """The types in which convolutions are differentiated; entered first, it sees what reaches torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: list[torch.dtype] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution_backward.default:
+            self.types.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_checkpointing(level, reentrant):
+    x, grads = torch.randn(2, 2, 6), []
+    for use in (reentrant, None):
+        torch.manual_seed(0)
+        model = Recomputed(use)
+        made = engine(level, model)
+        with made.forward_context():
+            loss = model(made.convert_input(x)).float().square().mean()
+        with Backwards() as seen, made.backward_context():
+            made.scale(loss).backward()
+        assert seen.types == [torch.float32] * 2
+        grads.append([p.grad for p in model.parameters()])
+    for actual, wanted in zip(*grads, strict=True):
+        assert actual.dtype is wanted.dtype
+        torch.testing.assert_close(actual, wanted, rtol=2e-3, atol=1e-4)
+
+
+def test_checkpointing_in_a_backward_pass_that_nobody_surrounds_is_torchs():
+    model = Recomputed(True)
+    made = engine("O1", model)
+    with made.forward_context():
+        loss = model(torch.randn(2, 2, 6)).float().square().mean()
+    with Backwards() as seen:
+        loss.backward()
+    assert sorted(seen.types, key=str) == [torch.float16, torch.float32]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_checkpointing_in_an_old_loop(level):
+    model = Recomputed(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level=level, half_dtype="float16", verbosity=0)
+    loss = model(torch.randn(2, 2, 6)).float().square().mean()
+    with Backwards() as seen, amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    assert seen.types == [torch.float32] * 2
+    optimizer.step()

@@ -12,7 +12,7 @@ from lightning_apex.overflow import OverflowReport
 
 def report(**changes) -> OverflowReport:
     values = {
-        "update": 3,
+        "step": 3,
         "parameters": ("net.0.weight", "net.0.bias", "head.weight"),
         "old_scale": 8.0,
         "new_scale": 4.0,
@@ -65,7 +65,7 @@ class TestWatch:
         skip(scaler, optimizer, params, bad=(0, 2))
         skip(scaler, optimizer, params, bad=(2,))
         assert scaler.last_overflow == OverflowReport(
-            update=3,
+            step=3,
             parameters=("parameter 1 of group 1",),
             old_scale=4.0,
             new_scale=2.0,
@@ -91,7 +91,7 @@ class TestWatch:
         for _ in range(120):
             skip(scaler, optimizer, params_of(optimizer))
         reports = scaler.watch.take_unread()
-        assert [r.update for r in reports] == list(range(21, 121))
+        assert [r.step for r in reports] == list(range(21, 121))
 
     def test_several_optimizers_in_one_update(self):
         a, b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))

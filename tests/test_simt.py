@@ -1,15 +1,14 @@
 """The CUDA kernels on the SIMT machine of tests/simt: in every order of threads and blocks, over several launches and
-blocks, equal to the CPU kernels. And the machine itself, which must notice what is wrong.
+blocks, equal to the CPU kernels.
 
-test_simt_steps.py has the optimizers. The rows of test_ops.py and test_fused_step.py run on it too, as the backend
+test_simt_steps.py has the optimizers, test_simt_shapes.py blocks and grids of other sizes, test_simt_faults.py what the
+machine must notice. The rows of test_ops.py and test_fused_step.py run on it too, as the backend
 "simt", in one order and on small tensors.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,6 @@ from cases import BF16, DTYPES, F16, F32, F64, same_bits
 from kernels import Kernels
 from simt_support import CPU, ORDERS, both, counters, exact, many
 from torch import Tensor
-
-FAULTS_CU = Path(__file__).parent / "simt" / "faults.cu"
-
 
 # ---- the operators ----
 
@@ -124,55 +120,3 @@ def test_reconcile(simt: Kernels, dtype: torch.dtype) -> None:
         return []
 
     both(simt, reconcile, [masters, params])
-
-
-# ---- the machine ----
-
-FAULTS = {
-    "divergent_barrier": r"divergent barrier: thread .* is at faults.cu:\d+, thread .* at faults.cu:\d+",
-    "early_return": r"1 of 64 threads have returned, 63 wait for a block barrier at faults.cu:\d+",
-    "barrier_or_warp": r"48 wait for a block barrier at faults.cu:\d+ .*16 wait for their warp at faults.cu:\d+",
-    "past_the_end": r"a write past the end of the shared array of 256 bytes declared at faults.cu:\d+",
-    "before_the_start": r"a write before the shared array of 256 bytes declared at faults.cu:\d+",
-    "past_dynamic": r"a write past the end of the shared array of 256 bytes",
-    "no_dynamic": r"dynamic shared memory is used at faults.cu:\d+, but the launch asked for none",
-    "static_too_large": r"more than 48 KB of static shared memory at faults.cu:\d+",
-    "divergent_shuffle": r"divergent warp collective at faults.cu:\d+: thread .* is here, thread .* at faults.cu:\d+",
-    "partial_mask": r"warp collective at faults.cu:\d+: thread .* names a partial mask",
-    "exited_lane": r"warp collective at faults.cu:\d+: thread \(33,0,0\) .* has returned",
-    "partial_warp": r"warp collective at faults.cu:\d+: the block is no whole number of warps",
-    "misaligned_load": r"misaligned vector access of 16 bytes at faults.cu:\d+ by thread",
-    "misaligned_store": r"misaligned vector access of 8 bytes at faults.cu:\d+ by thread",
-    "no_fence_before": r"no fence before the arrival of thread \(0,0,0\) of block .* at faults.cu:\d+",
-    "no_fence_after": r"no fence after the arrival of thread \(0,0,0\) of block .* at faults.cu:\d+",
-    "block_too_large": r"a block of \(2048,1,1\) threads",
-    "dynamic_too_large": r"1048576 bytes of shared memory",
-    "empty_grid": r"a grid of \(0,1,1\) blocks",
-    "grid_too_large": r"a grid of \(1,65536,1\) blocks",
-    "too_many_parameters": r"4104 bytes of kernel parameters",
-}
-POISONED = ["uninitialised_shared", "missing_barrier"]
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named_with_its_place(simt: Kernels, name: str) -> None:
-    with pytest.raises(RuntimeError, match=r"^simt: ") as caught:
-        simt.namespace.fault(name)
-    message = str(caught.value).splitlines()[0]
-    assert re.search(FAULTS[name], message), message
-    source = FAULTS_CU.read_text().splitlines()
-    places = re.findall(r"faults\.cu:(\d+)", message.split("launched at")[0])
-    wanted = FAULTS[name].count("faults.cu")
-    assert sum("// here" in source[int(line) - 1] for line in places) == wanted
-
-
-@pytest.mark.parametrize("name", POISONED)
-def test_a_fault_reads_poison(simt: Kernels, name: str) -> None:
-    assert math.isnan(simt.namespace.fault(name))
-
-
-def test_every_fault_is_tested_and_the_machine_survives_them(simt: Kernels) -> None:
-    assert set(simt.namespace.fault_names()) == {*FAULTS, *POISONED}
-    with pytest.raises(RuntimeError, match="stuck in block"):
-        simt.namespace.fault("early_return")
-    assert simt.measure_gradients([torch.ones(100)])[0].item() == 100

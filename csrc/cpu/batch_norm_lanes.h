@@ -1,5 +1,5 @@
 // Vectors at the edges of memory: whole ones, parts of one, stores that bypass the cache. Included once by each
-// batch_norm_<isa>.cpp, after kernels.h and inside its target pragma (see vec.h why it includes nothing).
+// batch_norm_<isa>.cpp, after kernels.h and before isa_end.h (see vec.h why it includes nothing).
 
 namespace lightning_apex {
 namespace APEX_ISA {

@@ -1,26 +1,16 @@
-// The batch norm kernels for whatever the compiler's default target has (SSE2 on x86-64).
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
-#include <cmath>
-#include <type_traits>
-
-#include "backend.h"
-#include "batch_norm_backend.h"
-
+// The batch norm kernels for whatever the compiler's default target has.
 #define APEX_ISA portable
 #define APEX_VECTOR_BYTES 16
 // clang-format off
+#include "batch_norm_backend.h"
+#include "isa_begin.h"
 #include "vec.h"
 #include "kernels.h"
 #include "batch_norm_lanes.h"
 #include "batch_norm_runs.h"
 #include "batch_norm_rows.h"
 #include "batch_norm_kernels.h"
+#include "isa_end.h"
 // clang-format on
 
 namespace lightning_apex {

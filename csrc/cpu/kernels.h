@@ -1,5 +1,5 @@
 // The kernels of one instruction set: plain loops over blocks of elements. Included once by each kernels_<isa>.cpp,
-// after vec.h and inside its target pragma (see there why it includes nothing).
+// after vec.h and before isa_end.h (see there why it includes nothing).
 //
 // A tensor's last elements, less than a vector or a block, go through the same code in a padded copy, and the
 // arithmetic is plain IEEE (the build forbids contraction to fused multiply-add): so an element's result depends

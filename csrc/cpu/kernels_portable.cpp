@@ -1,25 +1,15 @@
-// The kernels for whatever the compiler's default target has (SSE2 on x86-64).
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
-
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
-
-#include <cmath>
-#include <type_traits>
-
-#include "backend.h"
-
+// The kernels for whatever the compiler's default target has.
 #define APEX_ISA portable
 #define APEX_VECTOR_BYTES 16
 // clang-format off
+#include "isa_begin.h"
 #include "../formulas/common.h"
 #include "vec.h"
 #include "../optimizers.h"
 #include "kernels.h"
 #include "step_kernels.h"
 #include "kernel_tables.h"
+#include "isa_end.h"
 // clang-format on
 
 namespace lightning_apex {

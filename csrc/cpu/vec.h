@@ -1,9 +1,9 @@
 // Short vectors of float or double, as wide as the instruction set that this file is compiled for, with loads and
 // stores that convert. Built on the vector extensions of GCC and Clang, so that one source serves every width.
 //
-// Included once by each translation unit kernels_<isa>.cpp, inside its target pragma. APEX_ISA names the namespace:
-// nothing compiled here may be shared with a translation unit for another instruction set.
-// No include here: it would be compiled for that instruction set too. kernels_<isa>.cpp includes what is needed.
+// Included once by each translation unit for an instruction set, between isa_begin.h and isa_end.h, in the namespace
+// APEX_ISA: nothing compiled here may be shared with a translation unit for another one. No include here: it would be
+// compiled for that instruction set too. isa_begin.h includes what is needed.
 
 #define APEX_INLINE inline __attribute__((always_inline))
 

@@ -9,10 +9,18 @@
 
 namespace lightning_apex {
 
-constexpr int kBatchNormThreads = 256;
+constexpr int kBatchNormThreads = 256;  // at most: shared arrays have as much room
+__host__ __device__ __forceinline__ unsigned batch_norm_threads() {
+  return block_threads(kBatchNormThreads, kBatchNormThreads);
+}
 
 template <class T>
 constexpr int kVectorWidth = 16 / int(sizeof(T));
+
+// Vectors that a thread has under way at once. Of single elements, four would take a register more than there are at
+// full occupancy, and spill it.
+template <int N>
+constexpr int kUnroll = N == 1 ? 2 : 4;
 
 // Calls f(Tag<T>, std::integral_constant<int, N>) for the element type and the width of the split.
 template <class F>
@@ -61,8 +69,8 @@ struct PlaneShare {
     const int64_t per_plane = split.shape.spatial / N, all = split.shape.batch * per_plane;
     const int64_t first = part * split.span, last = first + split.span < all ? first + split.span : all;
     const bool small = all < int64_t(1) << 31;  // a division of 64 bits takes many instructions
-#pragma unroll 4
-    for (int64_t u = first + threadIdx.x; u < last; u += kBatchNormThreads) {
+#pragma unroll(kUnroll<N>)
+    for (int64_t u = first + threadIdx.x; u < last; u += batch_norm_threads()) {
       const int64_t plane = small ? int64_t(uint32_t(u) / uint32_t(per_plane)) : u / per_plane;
       body((plane * split.shape.channels + channel) * split.shape.spatial + (u - plane * per_plane) * N);
     }
@@ -79,7 +87,7 @@ struct RowShare {
       : part(int64_t(blockIdx.x) / split.tiles),
         column(int(threadIdx.x) % split.at_once),
         row(int(threadIdx.x) / split.at_once),
-        step(kBatchNormThreads / split.at_once) {
+        step(int(batch_norm_threads()) / split.at_once) {
     const int64_t rows = split.shape.batch * split.shape.spatial, end = (part + 1) * split.span;
     first_channel = (int64_t(blockIdx.x) % split.tiles * split.at_once + column) * N;
     active = first_channel < split.shape.channels;
@@ -93,7 +101,7 @@ struct RowShare {
   template <class Body>
   __device__ __forceinline__ void each(const BatchNormSplit& split, const Body& body) const {
     if (!active) return;
-#pragma unroll 4
+#pragma unroll(kUnroll<N>)
     for (int64_t r = first_row; r < last_row; r += step) body(r * split.shape.channels + first_channel);
   }
 };

@@ -113,7 +113,7 @@ BatchNormSplit batch_norm_split(const BatchNormShape& shape, int width, bool ali
   const int64_t run = shape.rows ? shape.channels : shape.spatial;
   BatchNormSplit split{shape, aligned && run % width == 0 ? width : 1, 1, 1, 0, 0};
   if (shape.numel() == 0) return split;
-  int64_t threads_below = kBatchNormThreads, steps = shape.batch * shape.spatial;
+  int64_t threads_below = batch_norm_threads(), steps = shape.batch * shape.spatial;
   if (shape.rows) {
     const int64_t vectors = shape.channels / split.width;
     while (split.at_once < 32 && split.at_once < vectors) split.at_once *= 2;
@@ -132,7 +132,7 @@ BatchNormSplit batch_norm_split(const BatchNormShape& shape, int width, bool ali
 void launch_project(const BatchNormSplit& split, c10::ScalarType dtype, const ForwardPointers& s,
                     const NormPointers& norm, Stream stream) {
   if (split.blocks() == 0) return;
-  const Grid grid(unsigned(split.blocks()), kBatchNormThreads, 0, stream);
+  const Grid grid(unsigned(split.blocks()), batch_norm_threads(), 0, stream);
   for_type_and_width(dtype, split, [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;
     constexpr int N = decltype(width)::value;
@@ -144,7 +144,7 @@ void launch_grad(const BatchNormSplit& split, c10::ScalarType dtype, const Backw
                  const NormPointers& norm, const double* sum_dy, const double* sum_dy_xhat, const double* count,
                  Stream stream) {
   if (split.blocks() == 0) return;
-  const Grid grid(unsigned(split.blocks()), kBatchNormThreads, 0, stream);
+  const Grid grid(unsigned(split.blocks()), batch_norm_threads(), 0, stream);
   const GradSumsOfAll sums{sum_dy, sum_dy_xhat, count};
   for_type_and_width(dtype, split, [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;

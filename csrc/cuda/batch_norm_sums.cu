@@ -41,7 +41,7 @@ __device__ __forceinline__ Moments block_moments(Moments m) {
   m = warp_moments(m);
   if (lane == 0) of_warps[warp] = m;
   __syncthreads();
-  if (warp == 0) m = warp_moments(lane < kBatchNormThreads / 32 ? of_warps[lane] : Moments{0, 0, 0});
+  if (warp == 0) m = warp_moments(lane < int(batch_norm_threads()) / 32 ? of_warps[lane] : Moments{0, 0, 0});
   return m;
 }
 
@@ -59,8 +59,13 @@ __device__ __forceinline__ V join_rows(V mine, int row, int rows, int at_once, V
 
 // ---- moments ----
 
+// Blocks at work on a multiprocessor. Left to itself, the compiler wants one more than these, and spills for it.
+constexpr int kBlocksOfPlanes = 5;
+template <int N>
+constexpr int kBlocksOfRows = N > 4 ? 3 : 4;
+
 template <class T, int N>
-__global__ void __launch_bounds__(kBatchNormThreads)
+__global__ void __launch_bounds__(kBatchNormThreads, kBlocksOfPlanes)
     plane_moments_kernel(const BatchNormSplit split, const T* x, const MomentParts to) {
   const PlaneShare share(split);
   Seen<compute_t<T>> seen;
@@ -79,7 +84,7 @@ __global__ void __launch_bounds__(kBatchNormThreads)
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(kBatchNormThreads)
+__global__ void __launch_bounds__(kBatchNormThreads, kBlocksOfRows<N>)
     row_moments_kernel(const BatchNormSplit split, const T* x, const MomentParts to) {
   APEX_SHARED(shared, Moments[kBatchNormThreads]);
   const RowShare<N> share(split);
@@ -104,7 +109,7 @@ __global__ void __launch_bounds__(kBatchNormThreads)
 // A warp for each channel.
 __global__ void __launch_bounds__(kBatchNormThreads) combine_kernel(const MomentParts of, const Combination to) {
   const int lane = int(threadIdx.x) % 32;
-  const int64_t channel = int64_t(blockIdx.x) * (kBatchNormThreads / 32) + threadIdx.x / 32;
+  const int64_t channel = int64_t(blockIdx.x) * (batch_norm_threads() / 32) + threadIdx.x / 32;
   const bool active = channel < of.channels;
   Moments m{0, 0, 0};
   for (int64_t part = lane; active && part < of.parts; part += 32) {
@@ -184,7 +189,7 @@ template <class S>
 __global__ void __launch_bounds__(kBatchNormThreads)
     add_grad_sums_kernel(int64_t parts, int64_t channels, const NormPointers norm, const GradSumPointers to) {
   const int lane = int(threadIdx.x) % 32;
-  const int64_t channel = int64_t(blockIdx.x) * (kBatchNormThreads / 32) + threadIdx.x / 32;
+  const int64_t channel = int64_t(blockIdx.x) * (batch_norm_threads() / 32) + threadIdx.x / 32;
   const bool active = channel < channels;
   double sum = 0, sum_x = 0;
   for (int64_t part = lane; active && part < parts; part += 32) {
@@ -199,7 +204,7 @@ __global__ void __launch_bounds__(kBatchNormThreads)
 }
 
 unsigned blocks_of_warps(int64_t channels) {
-  constexpr int64_t warps = kBatchNormThreads / 32;
+  const int64_t warps = batch_norm_threads() / 32;
   return unsigned((channels + warps - 1) / warps);
 }
 
@@ -208,7 +213,7 @@ unsigned blocks_of_warps(int64_t channels) {
 void launch_moments(const BatchNormSplit& split, c10::ScalarType dtype, const void* x, const MomentParts& parts,
                     Stream stream) {
   if (split.blocks() == 0) return;
-  const Grid grid(unsigned(split.blocks()), kBatchNormThreads, 0, stream);
+  const Grid grid(unsigned(split.blocks()), batch_norm_threads(), 0, stream);
   for_type_and_width(dtype, split, [&](auto tag, auto width) {
     using T = typename decltype(tag)::type;
     constexpr int N = decltype(width)::value;
@@ -219,13 +224,13 @@ void launch_moments(const BatchNormSplit& split, c10::ScalarType dtype, const vo
 
 void launch_combine(const MomentParts& parts, const Combination& to, Stream stream) {
   if (parts.channels == 0) return;
-  launch(combine_kernel, {blocks_of_warps(parts.channels), kBatchNormThreads, 0, stream}, parts, to);
+  launch(combine_kernel, {blocks_of_warps(parts.channels), batch_norm_threads(), 0, stream}, parts, to);
 }
 
 void launch_grad_sums(const BatchNormSplit& split, c10::ScalarType dtype, const BackwardPointers& s,
                       const NormPointers& norm, const GradSumPointers& sums, Stream stream) {
   if (split.blocks() > 0) {
-    const Grid grid(unsigned(split.blocks()), kBatchNormThreads, 0, stream);
+    const Grid grid(unsigned(split.blocks()), batch_norm_threads(), 0, stream);
     for_type_and_width(dtype, split, [&](auto tag, auto width) {
       using T = typename decltype(tag)::type;
       constexpr int N = decltype(width)::value;
@@ -235,8 +240,8 @@ void launch_grad_sums(const BatchNormSplit& split, c10::ScalarType dtype, const 
   }
   if (split.shape.channels == 0) return;
   const auto add = dtype == c10::ScalarType::Double ? add_grad_sums_kernel<double> : add_grad_sums_kernel<float>;
-  launch(add, {blocks_of_warps(split.shape.channels), kBatchNormThreads, 0, stream}, split.parts, split.shape.channels,
-         norm, sums);
+  launch(add, {blocks_of_warps(split.shape.channels), batch_norm_threads(), 0, stream}, split.parts,
+         split.shape.channels, norm, sums);
 }
 
 }  // namespace lightning_apex

@@ -50,12 +50,23 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
+// How many threads a block has, and how many elements a chunk: what the code says. Only the SIMT machine's tests choose
+// others, to see that nothing depends on it. `most`: what a block's shared arrays have room for.
+#if defined(SIMT_EMU)
+inline unsigned block_threads(int usual, int most = 1024) { return simt::block_threads(usual, most); }
+inline int chunk_size(int usual) { return simt::chunk_size(usual); }
+#else
+__host__ __device__ constexpr unsigned block_threads(int usual, int /*most*/ = 1024) { return unsigned(usual); }
+__host__ __device__ constexpr int chunk_size(int usual) { return usual; }
+#endif
+
 // A launch is asynchronous, so it may be named in another's error message: then this says where it was made.
 #if defined(SIMT_EMU)
 struct Stream {};
 #else
 using Stream = cudaStream_t;
-void throw_on_error(cudaError_t status, const char* file, int line);  // host.cpp
+// `kernel`: what was launched, for the message; in host.cpp.
+void throw_on_error(cudaError_t status, const char* file, int line, const void* kernel = nullptr);
 #endif
 struct Grid {
   dim3 blocks, threads;
@@ -116,18 +127,41 @@ void launch(void (*kernel)(P...), const Grid& grid, const Exactly<P>&... args) {
   static_assert((((sizeof(P) + 7) / 8 * 8) + ... + 0) <= 4096, "kernel parameters are at most 4 KB");
   if (grid.shared_bytes > 48u << 10)
     throw_on_error(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(grid.shared_bytes)),
-                   grid.file, grid.line);
+                   grid.file, grid.line, reinterpret_cast<const void*>(kernel));
   kernel<<<grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(args...);
-  throw_on_error(cudaGetLastError(), grid.file, grid.line);
+  throw_on_error(cudaGetLastError(), grid.file, grid.line, reinterpret_cast<const void*>(kernel));
 }
 
+// Tensors are in global memory. The compiler cannot know it of an address that it reads from a table, and would take
+// instructions that ask, for each access, where it is.
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load(const T* p) {
+  __builtin_assume(__isGlobal(p));
   return *reinterpret_cast<const Vec<T, N>*>(p);
+}
+// One instruction. Left to itself, the compiler takes the store of a vector apart whose elements are made in branches.
+__device__ __forceinline__ void store_word(void* p, uint4 w) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(p)), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_word(void* p, uint2 w) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(__cvta_generic_to_global(p)), "r"(w.x), "r"(w.y) : "memory");
 }
 template <int N, class T>
 __device__ __forceinline__ void store(T* p, const Vec<T, N>& value) {
-  *reinterpret_cast<Vec<T, N>*>(p) = value;
+  if constexpr (alignof(Vec<T, N>) < 8) {
+    __builtin_assume(__isGlobal(p));
+    *reinterpret_cast<Vec<T, N>*>(p) = value;
+  } else {
+    using Word = std::conditional_t<alignof(Vec<T, N>) == 16, uint4, uint2>;
+    for (int i = 0; i < int(sizeof(value) / sizeof(Word)); ++i) {
+      Word word;
+      __builtin_memcpy(&word, reinterpret_cast<const Word*>(&value) + i, sizeof(word));
+      store_word(reinterpret_cast<Word*>(p) + i, word);
+    }
+  }
 }
 // Several threads may store the same value at the same place: one of them lands whole.
 template <class T>

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kThreads)
                        float* found_inf) {
   using Compute = compute_t<Dst, Src>;
   constexpr int kWidth = 16 / (sizeof(Dst) < sizeof(Src) ? sizeof(Dst) : sizeof(Src));
-  const Chunk chunk = find_chunk(table, kChunk);
+  const Chunk chunk = find_chunk(table, chunk_size(kChunk));
   const TensorEntry<2>& entry = entry_of(table, chunk.tensor);
   Dst* dst = static_cast<Dst*>(entry.data[0]) + chunk.begin;
   const Src* src = static_cast<const Src*>(entry.data[1]) + chunk.begin;
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class P>
 __global__ void __launch_bounds__(kThreads) reconcile_kernel(const __grid_constant__ TensorTable<2> table) {
   constexpr int kWidth = 16 / sizeof(P);
-  const Chunk chunk = find_chunk(table, kChunk);
+  const Chunk chunk = find_chunk(table, chunk_size(kChunk));
   const TensorEntry<2>& entry = entry_of(table, chunk.tensor);
   float* master = static_cast<float*>(entry.data[0]) + chunk.begin;
   const P* param = static_cast<const P*>(entry.data[1]) + chunk.begin;
@@ -68,15 +68,15 @@ void launch_copy_scaled(const std::vector<CopyRow>& rows, const float* multiplie
   const auto start = [&](auto dst, auto src) {
     using Dst = typename decltype(dst)::type;
     using Src = typename decltype(src)::type;
-    TensorLister<2> list(kChunk);
+    TensorLister<2> list(chunk_size(kChunk));
     for (size_t i = 0; i < rows.size(); ++i) {
       const CopyRow& row = rows[i];
       if (row.dst_dtype == dtype_of<Dst> && row.src_dtype == dtype_of<Src>)
         list.add(int(i), row.numel, {row.dst, row.src});
     }
     list.launch_all(tables, [&](const TensorTable<2>& table, unsigned chunks, int64_t) {
-      launch(copy_scaled_kernel<Dst, Src>, {chunks, kThreads, 0, tables.stream()}, table, multiplier, nonfinite,
-             found_inf);
+      launch(copy_scaled_kernel<Dst, Src>, {chunks, block_threads(kThreads), 0, tables.stream()}, table, multiplier,
+             nonfinite, found_inf);
     });
   };
   for_each_type([&](auto dst) { for_each_type([&](auto src) { start(dst, src); }); });
@@ -85,11 +85,11 @@ void launch_copy_scaled(const std::vector<CopyRow>& rows, const float* multiplie
 void launch_reconcile(const std::vector<CopyRow>& rows, Tables& tables) {
   const auto start = [&](auto tag) {
     using P = typename decltype(tag)::type;
-    TensorLister<2> list(kChunk);
+    TensorLister<2> list(chunk_size(kChunk));
     for (size_t i = 0; i < rows.size(); ++i)
       if (rows[i].src_dtype == dtype_of<P>) list.add(int(i), rows[i].numel, {rows[i].dst, rows[i].src});
     list.launch_all(tables, [&](const TensorTable<2>& table, unsigned chunks, int64_t) {
-      launch(reconcile_kernel<P>, {chunks, kThreads, 0, tables.stream()}, table);
+      launch(reconcile_kernel<P>, {chunks, block_threads(kThreads), 0, tables.stream()}, table);
     });
   };
   start(Tag<c10::Half>{});

@@ -39,7 +39,7 @@ template <class Case>
 __global__ void __launch_bounds__(kStepThreads) fused_norms_kernel(const __grid_constant__ typename Case::Table table,
                                                                    const StepArguments arguments, double* partials) {
   using Formula = typename Case::Formula;
-  const Chunk chunk = find_chunk(table, kStepChunk);
+  const Chunk chunk = find_chunk(table, chunk_size(kStepChunk));
   const typename Case::Entry& entry = entry_of(table, chunk.tensor);
   double* norms = arguments.norms + int64_t(entry.head.position) * Case::n_norms;
   if (is_skipped(arguments)) {

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kStepThreads)
     fused_step_kernel(const __grid_constant__ typename Case::Table table, const StepArguments arguments) {
   if (is_skipped(arguments)) return;
   APEX_SHARED(shared_consts, typename Case::Consts);
-  const Chunk chunk = find_chunk(table, kStepChunk);
+  const Chunk chunk = find_chunk(table, chunk_size(kStepChunk));
   if (threadIdx.x == 0) shared_consts = begin_update<Case>(table, chunk, arguments);
   __syncthreads();
   const typename Case::Consts consts = shared_consts;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kStepThreads)
 template <class Case>
 void start_case(const std::vector<StepRow>& rows, const StepArguments& arguments, const StepPasses& passes,
                 Tables& tables) {
-  TensorLister<Case::kPointers> list(kStepChunk, /*for_empty=*/true);
+  TensorLister<Case::kPointers> list(chunk_size(kStepChunk), /*for_empty=*/true);
   const StepKind kind = kind_of(rows[size_t(passes.first_row)]);
   for (size_t i = size_t(passes.first_row); i < rows.size(); ++i) {
     const StepRow& row = rows[i];
@@ -89,12 +89,12 @@ void start_case(const std::vector<StepRow>& rows, const StepArguments& arguments
   if constexpr (Case::n_norms > 0)
     if (passes.partials != nullptr)
       list.launch_all(tables, [&](const typename Case::Table& table, unsigned chunks, int64_t before) {
-        launch(fused_norms_kernel<Case>, {chunks, kStepThreads, 0, tables.stream()}, table, arguments,
+        launch(fused_norms_kernel<Case>, {chunks, block_threads(kStepThreads), 0, tables.stream()}, table, arguments,
                passes.partials + before * Case::n_norms);
       });
   if (passes.update)
     list.launch_all(tables, [&](const typename Case::Table& table, unsigned chunks, int64_t) {
-      launch(fused_step_kernel<Case>, {chunks, kStepThreads, 0, tables.stream()}, table, arguments);
+      launch(fused_step_kernel<Case>, {chunks, block_threads(kStepThreads), 0, tables.stream()}, table, arguments);
     });
 }
 

@@ -43,7 +43,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     measure_kernel(const __grid_constant__ TensorTable<1> table, double* partials, uint8_t* nonfinite) {
   constexpr int kWidth = 16 / sizeof(T);
-  const Chunk chunk = find_chunk(table, kNormChunk);
+  const Chunk chunk = find_chunk(table, chunk_size(kNormChunk));
   const TensorEntry<1>& entry = entry_of(table, chunk.tensor);
   const T* x = static_cast<const T*>(entry.data[0]) + chunk.begin;
   SumOfSquares<T> squares;
@@ -59,7 +59,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) tensor_norms_kernel(const __grid_constant__ TensorTable<1> table,
                                                                 NormMerge merge, double* partials, double* norms) {
   constexpr int kWidth = 16 / sizeof(T);
-  const Chunk chunk = find_chunk(table, kNormChunk);
+  const Chunk chunk = find_chunk(table, chunk_size(kNormChunk));
   const TensorEntry<1>& entry = entry_of(table, chunk.tensor);
   const T* x = static_cast<const T*>(entry.data[0]) + chunk.begin;
   double sofar[1] = {0};
@@ -110,7 +110,7 @@ template <class Start>
 void for_tensors_of_each_type(const std::vector<CopyRow>& rows, bool once_a_tensor, Tables& tables, Start&& start) {
   int64_t sofar = 0;
   for_each_type([&](auto tag) {
-    TensorLister<1> list(kNormChunk, once_a_tensor);
+    TensorLister<1> list(chunk_size(kNormChunk), once_a_tensor);
     for (size_t i = 0; i < rows.size(); ++i)
       if (rows[i].src_dtype == dtype_of<typename decltype(tag)::type>) list.add(int(i), rows[i].numel, {rows[i].src});
     list.launch_all(tables, [&](const TensorTable<1>& table, unsigned chunks, int64_t) {
@@ -125,26 +125,26 @@ void for_tensors_of_each_type(const std::vector<CopyRow>& rows, bool once_a_tens
 void launch_measure(const std::vector<CopyRow>& grads, double* partials, int64_t n_partials, double* sum_of_squares,
                     uint8_t* nonfinite, Tables& tables) {
   const auto start = [&](auto tag, const TensorTable<1>& table, unsigned chunks, int64_t before) {
-    launch(measure_kernel<typename decltype(tag)::type>, {chunks, kThreads, 0, tables.stream()}, table,
+    launch(measure_kernel<typename decltype(tag)::type>, {chunks, block_threads(kThreads), 0, tables.stream()}, table,
            partials + before, nonfinite);
   };
   for_tensors_of_each_type(grads, false, tables, start);
-  launch(sum_kernel, {1, kThreads, 0, tables.stream()}, partials, n_partials, sum_of_squares);
+  launch(sum_kernel, {1, block_threads(kThreads), 0, tables.stream()}, partials, n_partials, sum_of_squares);
 }
 
 void launch_tensor_norms(const std::vector<CopyRow>& tensors, bool maxima, double* partials, double* norms,
                          Tables& tables) {
   const auto start = [&](auto tag, const TensorTable<1>& table, unsigned chunks, int64_t before) {
-    launch(tensor_norms_kernel<typename decltype(tag)::type>, {chunks, kThreads, 0, tables.stream()}, table,
-           NormMerge{maxima}, partials + before, norms);
+    launch(tensor_norms_kernel<typename decltype(tag)::type>, {chunks, block_threads(kThreads), 0, tables.stream()},
+           table, NormMerge{maxima}, partials + before, norms);
   };
   for_tensors_of_each_type(tensors, true, tables, start);
 }
 
 void launch_step_factors(const double* sum_of_squares, const uint8_t* nonfinite, int64_t n, const float* scale,
                          double max_norm, float* found_inf, float* norm, float* multiplier, Stream stream) {
-  launch(step_factors_kernel, {1, kThreads, 0, stream}, sum_of_squares, nonfinite, n, scale, max_norm, found_inf, norm,
-         multiplier);
+  launch(step_factors_kernel, {1, block_threads(kThreads), 0, stream}, sum_of_squares, nonfinite, n, scale, max_norm,
+         found_inf, norm, multiplier);
 }
 
 void launch_update_scale(float* scale, int32_t* trackers, const float* found_inf, const ScaleArguments& rule,

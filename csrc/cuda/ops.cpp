@@ -32,7 +32,7 @@ std::tuple<Tensor, Tensor> measure_gradients(TensorList grads) {
   FlatViews views;
   const auto rows = single_rows(grads, Access::read, views);
   int64_t n_partials = 0;
-  for (const CopyRow& row : rows) n_partials += chunks_of(row.numel, kNormChunk, false);
+  for (const CopyRow& row : rows) n_partials += chunks_of(row.numel, chunk_size(kNormChunk), false);
 
   Tensor sum_of_squares = at::empty({}, on(device, at::kDouble));
   Tensor nonfinite = at::zeros({int64_t(grads.size())}, on(device, at::kByte));
@@ -51,7 +51,7 @@ Tensor tensor_norms(TensorList tensors, double ord) {
   FlatViews views;
   const auto rows = single_rows(tensors, Access::read, views);
   int64_t n_partials = 0;
-  for (const CopyRow& row : rows) n_partials += chunks_of(row.numel, kNormChunk, true);
+  for (const CopyRow& row : rows) n_partials += chunks_of(row.numel, chunk_size(kNormChunk), true);
   Tensor norms = at::empty({int64_t(tensors.size())}, on(device, at::kDouble));
   const Tensor partials = at::empty({n_partials}, on(device, at::kDouble));
   Tables tables = tables_of(device);
@@ -164,7 +164,7 @@ void make_passes(const StepCall& call, int optimizer, const std::vector<StepRow>
   Tensor partials;
   if (measures) {
     int64_t chunks = 0;
-    for (const StepRow& row : rows) chunks += chunks_of(row.numel, kStepChunk, true);
+    for (const StepRow& row : rows) chunks += chunks_of(row.numel, chunk_size(kStepChunk), true);
     partials = at::empty({chunks, n_norms(call)}, on(device, at::kDouble));
   }
   Tables tables = tables_of(device);

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_apex import passes
 from lightning_apex.casting import cast_tree
-from lightning_apex.engine import convert_input, forward_context
+from lightning_apex.contexts import convert_input, forward_context
 from lightning_apex.levels import OptLevel
 
 if TYPE_CHECKING:

@@ -203,7 +203,8 @@ def scale_loss(
         for step_hooks in known:
             if not step_hooks.gradients.busy:
                 step_hooks.gradients.take_edits()
-        yield loss
+        with context.engine.backward_context():
+            yield loss
         return
     for step_hooks in known:
         if step_hooks.gradients.busy:
@@ -212,7 +213,8 @@ def scale_loss(
                 "losses, or leave the first block before the second begins."
             )
         step_hooks.come_last()
-    with context.scaled(loss, [h.gradients for h in known], loss_id, delay_unscale) as scaled_loss:
+    scaled = context.scaled(loss, [h.gradients for h in known], loss_id, delay_unscale)
+    with scaled as scaled_loss, context.engine.backward_context():
         yield scaled_loss
 
 

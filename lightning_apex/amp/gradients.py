@@ -28,6 +28,7 @@ class ScaleInUse:
     def __init__(self, context: Context, loss_id: int, device: torch.device) -> None:
         self.loss_id = loss_id
         self.scaler: LossScaler = context.scalers[loss_id]
+        self.sections = self.scaler.sections
         self._move = context.moves[loss_id]
         self._value = self.scaler.scale_on(device).clone()
 
@@ -140,7 +141,7 @@ class Gradients:
 
     def _new_step(self) -> OptimizerStep:
         engine = self.context.engine
-        return OptimizerStep(self.optimizer, cast(LossScaler, self._scale), engine.masters, engine.name_of)
+        return OptimizerStep(self.optimizer, cast(LossScaler, self._scale), engine.masters, engine.names_of)
 
     def unscale(self) -> None:
         """Writes unscaled gradients where they are not unscaled yet."""

@@ -1,8 +1,15 @@
-"""What plugs into Lightning's Trainer."""
+"""What plugs into Lightning's Trainer; the bodies of the classes are beside it, for `lightning_apex.pl`, too."""
 
-from lightning_apex.plugins.callbacks import LossScaleMonitor
-from lightning_apex.plugins.layer_sync import ApexSyncBatchNorm
-from lightning_apex.plugins.precision import ApexPrecision
-from lightning_apex.plugins.strategies import ApexDDPStrategy
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-__all__ = ["ApexDDPStrategy", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]
+if TYPE_CHECKING or find_spec("lightning") is not None:
+    from lightning_apex.plugins.trainer import (
+        ApexDDPStrategy,
+        ApexModelSummary,
+        ApexPrecision,
+        ApexSyncBatchNorm,
+        LossScaleMonitor,
+    )
+
+    __all__ = ["ApexDDPStrategy", "ApexModelSummary", "ApexPrecision", "ApexSyncBatchNorm", "LossScaleMonitor"]

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
-
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from typing import TYPE_CHECKING, Any
 
 from lightning_apex.cast_module import CastModule
+from lightning_apex.plugins.namespace import TrainerNamespace
 
-# The methods of a callback through which it reads or writes the model's weights.
-_TOUCHES = {
-    WeightAveraging: ("_swap_models", "_copy_average_to_current"),
-    StochasticWeightAveraging: ("update_parameters", "transfer_weights"),
-}
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule
 
 
 class AveragingAdapter:
     """Shows averaging callbacks the fp32 masters of a cast module for as long as it is attached."""
 
-    def __init__(self, module: LightningModule, cast: CastModule) -> None:
+    def __init__(self, module: LightningModule, cast: CastModule, lightning: TrainerNamespace) -> None:
         self._module = module
         self._cast = cast
+        # The methods of a callback through which it reads or writes the model's weights.
+        self._touches = {
+            lightning.WeightAveraging: ("_swap_models", "_copy_average_to_current"),
+            lightning.StochasticWeightAveraging: ("update_parameters", "transfer_weights"),
+        }
+        self._averages = lightning.WeightAveraging
         self._patched: list[tuple[Any, str]] = []
 
     def attach(self, callbacks: Iterable[Callback]) -> None:
         """Adapts the averaging callbacks among these."""
         for callback in callbacks:
-            for kind, names in _TOUCHES.items():
+            for kind, names in self._touches.items():
                 if isinstance(callback, kind):
                     for name in names:
                         self._patch(callback, name)
             average = getattr(callback, "_average_model", None)
-            if isinstance(callback, WeightAveraging) and average is not None:
+            if isinstance(callback, self._averages) and average is not None:
                 self._patch(average, "update_parameters")
 
     def detach(self) -> None:

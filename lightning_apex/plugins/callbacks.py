@@ -1,16 +1,21 @@
-"""A callback that shows what loss scaling does."""
+"""The body of a callback that shows what loss scaling does; see `lightning_apex.plugins.namespace`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import override
 
+from lightning_apex.plugins.namespace import TrainerNamespace
 
-class LossScaleMonitor(Callback):
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    Callback = object
+
+
+class LossScaleMonitorBody(Callback):
     """Logs ``loss_scale``, ``skipped_steps`` and ``grad_norm``, and reports each overflow in one line.
 
     The norm is that of the unscaled gradients before clipping. A report names the step, the old and the new scale, and
@@ -23,13 +28,16 @@ class LossScaleMonitor(Callback):
         MisconfigurationException: If the Trainer's precision plugin is not `ApexPrecision`.
     """
 
+    _lightning: TrainerNamespace
+
     def __init__(self, prog_bar: bool = True) -> None:
         self.prog_bar = prog_bar
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._lightning.refuse_stranger(trainer, type(self).__name__)
         if not hasattr(trainer.precision_plugin, "last_grad_norm"):
-            raise MisconfigurationException(
+            raise self._lightning.misuse(
                 f"LossScaleMonitor needs Trainer(plugins=[ApexPrecision(...)]), but the precision plugin is "
                 f"{type(trainer.precision_plugin).__name__}."
             )
@@ -47,5 +55,14 @@ class LossScaleMonitor(Callback):
             values["grad_norm"] = plugin.last_grad_norm
         if values:
             pl_module.log_dict(values, prog_bar=self.prog_bar, on_step=True, on_epoch=False)
+        self._report(plugin)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        plugin: Any = trainer.precision_plugin
+        plugin.scaler.watch.collect(wait=True)
+        self._report(plugin)
+
+    def _report(self, plugin: Any) -> None:
         for report in plugin.scaler.watch.take_unread():
-            rank_zero_info(f"Step {trainer.global_step}: {report}.")
+            rank_zero_info(f"Step {report.step}: {report}.")

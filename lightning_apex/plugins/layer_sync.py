@@ -1,24 +1,25 @@
-"""The plugin that makes a Trainer's strategy synchronise BatchNorm."""
+"""The body of the plugin that makes a Trainer's strategy synchronise BatchNorm; see `plugins.namespace`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from lightning.pytorch import Trainer
-from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Module
 from typing_extensions import override
 
 from lightning_apex.parallel import convert_syncbn_model, create_syncbn_process_group, revert_syncbn_model
+from lightning_apex.plugins.namespace import TrainerNamespace
 
-_APPLY_IT = (DDPStrategy, FSDPStrategy)
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+else:
+    TorchSyncBatchNorm = object
 
 
-class ApexSyncBatchNorm(TorchSyncBatchNorm):
+class ApexSyncBatchNormBody(TorchSyncBatchNorm):
     """Synchronised BatchNorm while fitting: ``Trainer(plugins=[ApexSyncBatchNorm()], strategy="ddp", devices=4)``.
 
     Every BatchNorm of the model shares its statistics with the other ranks, on CPUs too; see `SyncBatchNorm` and
@@ -34,6 +35,8 @@ class ApexSyncBatchNorm(TorchSyncBatchNorm):
         ValueError: If ``group_size`` is negative, or given beside a process group.
     """
 
+    _lightning: TrainerNamespace
+
     def __init__(self, group_size: int = 0, channel_last: bool = False, process_group: Any | None = None) -> None:
         if group_size < 0:
             raise ValueError(f"group_size={group_size} is invalid: give a number of ranks, or 0 for all.")
@@ -46,6 +49,9 @@ class ApexSyncBatchNorm(TorchSyncBatchNorm):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(group_size={self.group_size}, channel_last={self.channel_last})"
+
+    def __str__(self) -> str:
+        return f"{self!r} ({self._lightning.hint(type(self).__name__)})"
 
     @override
     def apply(self, model: Module) -> Module:
@@ -71,9 +77,9 @@ class ApexSyncBatchNorm(TorchSyncBatchNorm):
 def warn_where_ignored(trainer: Trainer) -> None:
     """Warns if a Trainer of several processes has an `ApexSyncBatchNorm` and a strategy that does not apply it."""
     plugin = trainer._accelerator_connector._layer_sync
-    fits = trainer.state.fn == TrainerFn.FITTING
-    alone = trainer.world_size == 1
-    if fits and not alone and isinstance(plugin, ApexSyncBatchNorm) and not isinstance(trainer.strategy, _APPLY_IT):
+    if trainer.state.fn != "fit" or trainer.world_size == 1 or not isinstance(plugin, ApexSyncBatchNormBody):
+        return
+    if not isinstance(trainer.strategy, plugin._lightning.apply_layer_sync):
         rank_zero_warn(
             f"{type(trainer.strategy).__name__} ignores ApexSyncBatchNorm: every process keeps BatchNorm statistics of "
             "its own. Use strategy='apex_ddp' or 'ddp', or leave the plugin out."

@@ -1,21 +1,27 @@
-"""What the precision plugins for Trainer and Fabric have in common; imports neither."""
+"""What the precision plugins for Trainer and Fabric have in common."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from lightning_apex.engine import PrecisionEngine
+from lightning_apex.fsdp import fully_shard
 from lightning_apex.levels import resolve
 from lightning_apex.masters import MasterWeights
 from lightning_apex.overflow import OverflowReport
+from lightning_apex.plugins.namespace import Namespace
 from lightning_apex.scaler import LossScaler
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class PluginBase:
@@ -24,7 +30,7 @@ class PluginBase:
     Stands before Lightning's class among the bases of a plugin. See `lightning_apex.ApexPrecision` for the arguments.
     """
 
-    _error: type[Exception] = RuntimeError  # for misuse; Lightning's own class in a plugin
+    _lightning: Namespace  # a plugin's own
 
     def __init__(
         self,
@@ -83,6 +89,11 @@ class PluginBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.level.name!r})"
 
+    def __str__(self) -> str:
+        # Lightning shows this where it does not know a plugin, and where it refuses one beside its FSDPStrategy.
+        hint = self._lightning.hint(type(self).__name__)
+        return f"{self!r} ({hint}; for FSDP2 use ModelParallelStrategy and plugin.fully_shard())"
+
     # --- what people read ---------------------------------------------------------------------------------------
 
     @property
@@ -92,18 +103,56 @@ class PluginBase:
 
     @property
     def masters(self) -> MasterWeights | None:
-        """The fp32 masters of the model being trained; ``None`` at levels without masters and between runs."""
+        """The fp32 masters of the model being trained.
+
+        ``None`` at levels without masters, between runs, and under FSDP2, whose fp32 shards are the masters.
+        """
         return self._engine.masters
 
     @property
     def last_overflow(self) -> OverflowReport | None:
-        """The newest skipped step that the host has learnt of."""
+        """The newest skipped step of this run; ``None`` while none was skipped.
+
+        Reading waits for the device, as ``loss.item()`` does; nothing waits where nobody reads.
+        """
         return self.scaler.last_overflow
 
     @property
     def last_grad_norm(self) -> Tensor | None:
         """The global L2 norm of the last step's unscaled gradients before clipping, where it was measured."""
         return self._engine.last_norm
+
+    # --- models that are spread over processes ------------------------------------------------------------------
+
+    def fully_shard(
+        self,
+        module: nn.Module | Sequence[nn.Module],
+        *,
+        mesh: DeviceMesh,
+        reduce_dtype: torch.dtype | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls torch's ``fully_shard`` (FSDP2), such that a module computes as the opt level says.
+
+        Called like torch's, from the layers of a model to the whole: in ``configure_model`` of a `LightningModule`, or
+        in the ``parallelize_fn`` of Fabric's `ModelParallelStrategy`. At O2 and O5 the weights are gathered in the half
+        type, and the fp32 shards are the masters; BatchNorm and the classes of ``keep_fp32`` are gathered in fp32, and
+        so must be modules that ``keep_fp32`` names by a pattern, with torch's function and before those around them.
+        ``configure_model`` is called for every fit and test: what is spread already stays as it is.
+
+        Args:
+            module: A module, or several that are gathered together.
+            mesh: The processes to spread it over, such as ``self.device_mesh["data_parallel"]``; two-dimensional for
+                weights that are spread within a group of processes, and the same in all groups (HSDP).
+            reduce_dtype: What gradients are averaged in; ``None`` for the dtype they are computed in.
+            **kwargs: For ``torch.distributed.fsdp.fully_shard``, but not ``mp_policy``.
+
+        Raises:
+            OptLevelError: At O3, and at other levels with half weights and no masters.
+            ValueError: If ``mp_policy`` is given.
+        """
+        classes = tuple(entry for entry in self.keep_fp32 if isinstance(entry, type))
+        return fully_shard(module, self.level.on(mesh.device_type), classes, reduce_dtype, mesh=mesh, **kwargs)
 
     # --- what Lightning calls, the same in both -----------------------------------------------------------------
 
@@ -128,7 +177,7 @@ class PluginBase:
         if not self._engine.has_gradients(optimizer):
             return False
         if self.scaler.is_enabled():
-            raise self._error(
+            raise self._lightning.misuse(
                 f"{type(optimizer).__name__}.step() found gradients of a loss that was not scaled: call {instead} "
                 "instead of loss.backward(), once before each step."
             )
@@ -141,7 +190,7 @@ class PluginBase:
 
     def _refuse_closure_driven(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, LBFGS) and self._engine.steps_itself:
-            raise self._error(
+            raise self._lightning.misuse(
                 f"LBFGS evaluates the loss several times a step, which ApexPrecision({self.level.name!r}) cannot scale "
                 "or skip as a whole: use opt_level='O0' or 'O4' with LBFGS, or another optimizer."
             )
@@ -151,4 +200,13 @@ def _names_and_classes(keep_fp32: Any) -> tuple[str | type, ...]:
     entries = (keep_fp32,) if isinstance(keep_fp32, str | type) else keep_fp32
     if not isinstance(entries, Sequence) or not all(isinstance(entry, str | type) for entry in entries):
         raise ValueError(f"keep_fp32={keep_fp32!r} is invalid: give a list of module name patterns or module classes.")
-    return tuple(entries)
+    return tuple(_class_at(entry) or entry for entry in entries)
+
+
+def _class_at(entry: str | type) -> type | None:
+    """The module class at an import path: a command line can give no class itself. Imports nothing."""
+    if isinstance(entry, type):
+        return None
+    module, _, name = entry.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, torch.nn.Module) else None

@@ -1,17 +1,22 @@
-"""Strategies that Lightning knows by name once this package is imported."""
+"""The body of the strategies that Lightning knows by name; see `lightning_apex.plugins.namespace`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.plugins.layer_sync import LayerSync, TorchSyncBatchNorm
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from typing_extensions import override
 
-from lightning_apex.plugins.layer_sync import ApexSyncBatchNorm
+from lightning_apex.plugins.layer_sync import ApexSyncBatchNormBody
+from lightning_apex.plugins.namespace import TrainerNamespace
+
+if TYPE_CHECKING:
+    from lightning.pytorch.plugins.layer_sync import LayerSync
+    from lightning.pytorch.strategies import DDPStrategy
+else:
+    DDPStrategy = object
 
 
-class ApexDDPStrategy(DDPStrategy):
+class ApexDDPStrategyBody(DDPStrategy):
     """DDP with synchronised BatchNorm: ``Trainer(strategy="apex_ddp", devices=4)``.
 
     The names are those of DDP, with ``apex_`` before them: ``apex_ddp_spawn``, ``apex_ddp_fork``,
@@ -23,9 +28,16 @@ class ApexDDPStrategy(DDPStrategy):
         **kwargs: For `DDPStrategy`.
     """
 
+    _lightning: TrainerNamespace
+    _sync_batch_norm: type[ApexSyncBatchNormBody]
+
     def __init__(self, *, group_size: int = 0, channel_last: bool = False, **kwargs: Any) -> None:
-        self._apex_sync = ApexSyncBatchNorm(group_size, channel_last)
+        self._apex_sync = self._sync_batch_norm(group_size, channel_last)
         super().__init__(**kwargs)
+
+    def __repr__(self) -> str:
+        # Lightning's message about a strategy that it does not know shows this.
+        return f"<{type(self).__name__} ({self._lightning.hint(type(self).__name__)})>"
 
     @property
     def _layer_sync(self) -> LayerSync | None:
@@ -34,7 +46,8 @@ class ApexDDPStrategy(DDPStrategy):
     @_layer_sync.setter
     def _layer_sync(self, given: LayerSync | None) -> None:
         # The Trainer sets None where it was given no plugin, and torch's for sync_batchnorm=True.
-        self._given_sync = self._apex_sync if given is None or type(given) is TorchSyncBatchNorm else given
+        torchs = self._lightning.TorchSyncBatchNorm
+        self._given_sync = self._apex_sync if given is None or type(given) is torchs else given
 
     @classmethod
     @override
@@ -54,6 +67,3 @@ class ApexDDPStrategy(DDPStrategy):
                     start_method=start,
                     **options,
                 )
-
-
-ApexDDPStrategy.register_strategies(StrategyRegistry)

@@ -58,26 +58,42 @@ def test_any_level_loads_what_any_level_saved(tmp_path, level, into):
     run(other, state, DATA[4:])
 
 
-def test_an_optimizer_made_after_setup_is_watched_or_warned_of(tmp_path):
+def test_an_optimizer_made_after_setup_is_met_or_warned_of(tmp_path):
     fabric, _, state = objects("O2", torch.optim.AdamW)
     run(fabric, state, DATA[:4])
     moments = [s["exp_avg"].clone() for s in state["optimizer"].state.values()]
     fabric.save(tmp_path / "x.ckpt", state)
-    for watched in (True, False):
+    for how in ("after the model", "before the model", "before the model, watched"):
         precision, model = plugin("O2"), net(5)
         fabric = fabric_with(precision)
         fabric_model = fabric.setup(model)
         optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.05))
-        if watched:
+        if how == "before the model, watched":
             precision.watch(optimizer)
-        fabric.load(tmp_path / "x.ckpt", {"model": fabric_model, "optimizer": optimizer, "amp": precision})
-        if watched:
+        state = {"model": fabric_model, "optimizer": optimizer, "amp": precision}
+        if how != "after the model":
+            state = dict(reversed(state.items()))
+        if how == "before the model":
+            with pytest.warns(UserWarning, match=r"load the model before it, or call plugin\.watch\(optimizer\)"):
+                fabric.load(tmp_path / "x.ckpt", state)
+        else:
+            fabric.load(tmp_path / "x.ckpt", state)
             for state, moment in zip(optimizer.state.values(), moments, strict=True):
                 assert torch.equal(state["exp_avg"], moment)
-            train(fabric, fabric_model, optimizer, DATA[4:])
-        else:
-            with pytest.warns(UserWarning, match=r"plugin\.watch\(optimizer\)"):
-                train(fabric, fabric_model, optimizer, DATA[4:])
+        train(fabric, fabric_model, optimizer, DATA[4:])
+
+
+def test_an_optimizer_loaded_alone_is_warned_of_at_its_step(tmp_path):
+    fabric, _, state = objects("O2", torch.optim.AdamW)
+    run(fabric, state, DATA[:4])
+    saved = state["optimizer"].state_dict()
+    model = net(5)
+    fabric = fabric_with(plugin("O2"))
+    fabric_model = fabric.setup(model)
+    optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=0.05))
+    optimizer.load_state_dict(saved)
+    with pytest.warns(UserWarning, match=r"plugin\.watch\(optimizer\)"):
+        train(fabric, fabric_model, optimizer, DATA[4:])
 
 
 @pytest.mark.parametrize("level", ["O2", "O3", "O5"])

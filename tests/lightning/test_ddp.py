@@ -1,62 +1,15 @@
 """Two gloo processes on the CPU: ranks stay equal, and equal to one process on the whole batch."""
 
-import multiprocessing
-import os
-import socket
-import sys
-import traceback
-import warnings
-from pathlib import Path
-
 import pytest
 import torch
 from helpers import LEVELS, SCALED, Net, all_fp32, assert_close, batches, fit, plugin, trainer, weights
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy
+from ranks import RANKS, spawn
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore::DeprecationWarning:multiprocessing")]
-RANKS = 2
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _rank_main(rank, port, folder, jobs):
-    """One rank: runs each (name, function, kwargs) and stores what it returns, or its traceback."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(RANKS)}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "GROUP_RANK": "0"}
-    # what torchrun sets, so that Lightning joins these processes instead of starting its own
-    os.environ |= {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    results = {}
-    for name, function, kwargs in jobs:
-        try:
-            torch.manual_seed(0)
-            results[name] = function(rank, **kwargs)
-        except BaseException:
-            results[name] = traceback.format_exc()
-            if torch.distributed.is_initialized():
-                torch.distributed.destroy_process_group()
-    torch.save(results, Path(folder) / f"{rank}.pt")
-
-
-def spawn(folder, jobs):
-    """Runs jobs one after the other in two processes; starting processes is what takes time."""
-    multiprocessing.set_forkserver_preload(["lightning.pytorch", "lightning_apex"])  # imported once, not twice
-    arguments = (free_port(), str(folder), jobs)
-    torch.multiprocessing.start_processes(_rank_main, arguments, nprocs=RANKS, start_method="forkserver")
-    both = [torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
-    for name, _, _ in jobs:
-        for result in both:
-            assert not isinstance(result[name], str), f"{name}:\n{result[name]}"
-    return {name: [result[name] for result in both] for name, _, _ in jobs}
 
 
 class Plain(Net):

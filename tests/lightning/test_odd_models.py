@@ -22,6 +22,8 @@ from helpers import (
 )
 from lightning.pytorch import Callback
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 
 def close_to_fp32(make, level, tolerance=0.1, **kwargs):
@@ -229,3 +231,46 @@ def test_an_optimizer_that_accumulates_while_another_steps(level, clip):
     fit(witness, "32-true", batches(9))
     assert_close(weights(model), weights(witness), atol=8e-3)
     assert level in SCALED
+
+
+class Checkpointed(Net):
+    """Re-entrant checkpointing repeats its convolution in the backward pass."""
+
+    def __init__(self, manual=False):
+        super().__init__("fused_sgd")
+        self.automatic_optimization = not manual
+        self.conv = nn.Conv1d(1, 1, 3, padding=1)
+
+    def forward(self, x):
+        x = x.requires_grad_().to(self.conv.weight.dtype)
+        return self.net(checkpoint(lambda x: self.conv(x[:, None])[:, 0], x, use_reentrant=True))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.automatic_optimization:
+            return loss
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        self.optimizers().step()
+        return None
+
+
+class Backwards(TorchDispatchMode):
+    """The types in which convolutions are differentiated; entered first, it sees what reaches torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution_backward.default:
+            self.types.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("manual", [False, True])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_reentrant_checkpointing_of_fp16_convolutions(level, manual):
+    with Backwards() as seen:
+        fit(Checkpointed(manual), plugin(level, half_dtype="float16"), batches(2))
+    assert seen.types == {torch.float32}

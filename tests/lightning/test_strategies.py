@@ -1,46 +1,38 @@
 """Strategies that cast models themselves are refused, with a sentence that says what to use."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from helpers import LEVELS, Net, all_fp32, batches, fit, plugin, trainer, weights
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_model_parallel_is_refused(level):
-    class Parallel(Net):
-        def configure_model(self):
-            pass
-
-    model = Parallel()
-    before = weights(model)
-    with pytest.raises((MisconfigurationException, TypeError, ValueError), match=r"ModelParallelStrategy") as caught:
-        fit(model, level, batches(1), strategy=ModelParallelStrategy())
-    assert "bf16" in str(caught.value) or "ddp" in str(caught.value)
-    assert all(torch.equal(weights(model)[n], t) for n, t in before.items())
 
 
 @pytest.mark.parametrize("how", ["name", "object"])
 def test_fsdp_is_refused(how):
     strategy = "fsdp" if how == "name" else FSDPStrategy()
-    # Lightning itself refuses it in the Trainer's constructor, or for the lack of a GPU
+    # Lightning itself refuses it in the Trainer's constructor, here for the lack of a GPU
     with pytest.raises((MisconfigurationException, TypeError, ValueError, RuntimeError)):
         fit(Net(), "O2", batches(1), strategy=strategy)
 
 
-def test_fsdp_is_refused_with_a_sentence_once_lightning_accepts_the_plugin():
-    from lightning_apex.plugins import precision
-
-    assert FSDPStrategy in precision._OWN_PRECISION
-    assert DeepSpeedStrategy in precision._OWN_PRECISION
+def test_lightnings_refusal_beside_fsdp_says_what_to_use():
+    with pytest.raises(TypeError, match=r"FSDPPrecision.*for FSDP2 use ModelParallelStrategy and plugin\.fully_shard"):
+        FSDPStrategy(precision_plugin=plugin("O5"))
 
 
-def test_deepspeed_is_refused():
-    pytest.importorskip("deepspeed")
-    with pytest.raises((MisconfigurationException, TypeError, ValueError), match="ddp"):
-        fit(Net(), "O2", batches(1), strategy="deepspeed")
+@pytest.mark.parametrize("kind", [FSDPStrategy, DeepSpeedStrategy, XLAStrategy])
+def test_strategies_that_cast_models_themselves_are_refused(kind):
+    model = Net()
+    before = weights(model)
+    model._trainer = SimpleNamespace(strategy=object.__new__(kind))  # which cannot be made without a device of its own
+    refusal = rf"ApexPrecision does not work with {kind.__name__}, .* ModelParallelStrategy\(\) with plugin.fully_shard"
+    with pytest.raises(MisconfigurationException, match=refusal):
+        plugin("O2").convert_module(model)
+    assert all(torch.equal(weights(model)[n], t) for n, t in before.items())
 
 
 @pytest.mark.parametrize("level", LEVELS)

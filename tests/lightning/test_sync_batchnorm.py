@@ -5,7 +5,8 @@ import torch
 from helpers import LEVELS, Net, all_fp32, assert_close, batches, fit, plugin, trainer, weights
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy
-from test_ddp import shard, spawn
+from ranks import spawn
+from test_ddp import shard
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from helpers import Net, all_fp32, plugin, trainer, weights
 from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
-from test_ddp import shard, spawn
+from ranks import spawn
+from test_ddp import shard
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_ddp import free_port
+from ranks import free_port
 
 pytestmark = pytest.mark.distributed
 ROOT = Path(__file__).parents[2]

@@ -129,6 +129,7 @@ def loss_scaling(rank: int, kind: str, unscales: bool) -> None:
             b.step()
         assert_equal(a, b)
     assert scaler.get_scale() == 128.0 and scaler.skipped_steps == 1
+    assert scaler.last_overflow.parameters == ("parameter 2 of group 0",)  # on the process that saw nothing, too
 
 
 def masters_of_its_own(rank: int) -> None:

@@ -3,6 +3,7 @@
 #include "faults.h"
 
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -117,6 +118,93 @@ __global__ void no_fence_after(float* out) {
   if (__syncthreads_or(last)) out[2] = out[0] + out[1];
 }
 
+// ---- what takes a sanitizer to be noticed ----
+
+__global__ void read_past_tensor(float* out) {
+  const float x = out[threadIdx.x];  // here
+  if (x == 7) out[0] = x;
+}
+
+__global__ void write_past_tensor(float* out) {
+  out[threadIdx.x] = 1;  // here
+}
+
+__global__ void read_past_shared(float* out) {
+  APEX_SHARED(values, float[kThreads]);
+  values[threadIdx.x] = 1;
+  __syncthreads();
+  out[0] = (&values[0])[threadIdx.x + 1];  // here
+}
+
+__global__ void misaligned_cast(float* out) {
+  out[0] = reinterpret_cast<const Vec<float, 4>*>(out + 1)->v[0];  // here
+}
+
+__global__ void index_overflow(float* out) {
+  const int element = (int(blockIdx.x) + 200'000) * 16'384;  // here
+  out[0] = element < 0 ? 1 : 2;
+}
+
+__global__ void no_barrier_between(float* out) {
+  APEX_SHARED(values, float[kThreads]);
+  values[threadIdx.x] = 1;                                 // here
+  const float other = values[kThreads - 1 - threadIdx.x];  // here
+  if (other == 7) out[0] = 1;
+}
+
+__global__ void no_barrier_before_reuse(float* out) {
+  APEX_SHARED(values, float[kThreads]);
+  values[threadIdx.x] = 1;
+  __syncthreads();
+  const float other = values[kThreads - 1 - threadIdx.x];  // here
+  values[threadIdx.x] = other;                             // here
+  if (other == 7) out[0] = 1;
+}
+
+__global__ void no_syncwarp(float* out) {
+  APEX_SHARED(values, float[kThreads]);
+  values[threadIdx.x] = 1;                      // here
+  const float other = values[threadIdx.x ^ 1];  // here
+  if (other == 7) out[0] = 1;
+}
+
+__global__ void blocks_share_an_element(float* out) {
+  if (threadIdx.x == 0) out[blockIdx.x / 2] = 1;  // here
+}
+
+__global__ void plain_counter(float* out) {
+  if (threadIdx.x == 0) *out += 1;  // here
+}
+
+__global__ void reads_a_neighbour(float* out) {
+  if (threadIdx.x != blockIdx.x) return;
+  out[blockIdx.x] = 1;                                         // here
+  if (blockIdx.x > 0 && out[blockIdx.x - 1] == 7) out[7] = 1;  // here
+}
+
+// The same things done right: by all of a block, of a warp, and by the last of several blocks.
+__global__ void no_fault(float* out) {
+  APEX_SHARED(values, float[kThreads]);
+  for (int i = 0; i < 2; ++i) {
+    values[threadIdx.x] = float(i);
+    __syncwarp();
+    const float neighbour = values[threadIdx.x ^ 1];
+    __syncthreads();
+    const float other = values[kThreads - 1 - threadIdx.x];
+    __syncthreads();
+    if (other + neighbour != 2 * float(i)) out[7] = 1;
+  }
+  bool last = false;
+  if (threadIdx.x == 0) {
+    out[blockIdx.x] = 1;
+    last = arrives_last(reinterpret_cast<uint32_t*>(out + 4), 3);
+  }
+  if (!__syncthreads_or(last)) return;
+  if (threadIdx.x < 3) values[threadIdx.x] = load_relaxed(out + threadIdx.x);
+  __syncthreads();
+  if (threadIdx.x == 0) out[0] = values[0] + values[1] + values[2];
+}
+
 __global__ void nothing(float*) {}
 
 struct Large {
@@ -129,6 +217,9 @@ using Fault = std::pair<std::string, std::function<void(float*)>>;
 const std::vector<Fault>& faults() {
   const auto in_block = [](void (*kernel)(float*), unsigned threads = kThreads, size_t shared = 0) {
     return [=](float* out) { launch(kernel, {1, threads, shared, {}}, out); };
+  };
+  const auto in_blocks = [](void (*kernel)(float*), unsigned blocks) {
+    return [=](float* out) { launch(kernel, {blocks, kThreads, 0, {}}, out); };
   };
   static const std::vector<Fault> all = {
       {"divergent_barrier", in_block(divergent_barrier)},
@@ -147,8 +238,20 @@ const std::vector<Fault>& faults() {
       {"partial_warp", in_block(partial_warp, 48)},
       {"misaligned_load", in_block(misaligned_load)},
       {"misaligned_store", in_block(misaligned_store)},
-      {"no_fence_before", [](float* out) { launch(no_fence_before, {2, kThreads, 0, {}}, out); }},
-      {"no_fence_after", [](float* out) { launch(no_fence_after, {2, kThreads, 0, {}}, out); }},
+      {"no_fence_before", in_blocks(no_fence_before, 2)},
+      {"no_fence_after", in_blocks(no_fence_after, 2)},
+      {"read_past_tensor", in_block(read_past_tensor)},
+      {"write_past_tensor", in_block(write_past_tensor)},
+      {"read_past_shared", in_block(read_past_shared)},
+      {"misaligned_cast", in_block(misaligned_cast)},
+      {"index_overflow", in_block(index_overflow)},
+      {"no_barrier_between", in_block(no_barrier_between)},
+      {"no_barrier_before_reuse", in_block(no_barrier_before_reuse)},
+      {"no_syncwarp", in_block(no_syncwarp)},
+      {"blocks_share_an_element", in_blocks(blocks_share_an_element, 2)},
+      {"plain_counter", in_blocks(plain_counter, 2)},
+      {"reads_a_neighbour", in_blocks(reads_a_neighbour, 2)},
+      {"no_fault", in_blocks(no_fault, 3)},
       {"block_too_large", in_block(nothing, 2048)},
       {"dynamic_too_large", in_block(nothing, kThreads, 1 << 20)},
       {"empty_grid", [](float* out) { launch(nothing, {0, kThreads, 0, {}}, out); }},
@@ -172,8 +275,8 @@ std::vector<std::string> fault_names() {
 double run_fault(std::string name) {
   for (const auto& [known, run] : lightning_apex::faults()) {
     if (known != name) continue;
-    alignas(16) float out[8] = {};
-    run(out);
+    const auto out = std::make_unique<float[]>(8);
+    run(out.get());
     return out[0];
   }
   throw std::runtime_error("no fault is called " + name);

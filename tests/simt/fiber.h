@@ -20,11 +20,16 @@ class Fiber {
   static void park();  // called on a fiber: back to who resumed it
 
  private:
+  static void begin();
+  void enter();
+  static void leave();
+  void (*entry_)();
 #if !defined(__x86_64__)
   ucontext_t context_;
 #endif
   void* stack_pointer_ = nullptr;
   void* mapping_ = nullptr;
+  void* thread_ = nullptr;  // to ThreadSanitizer every fiber is a thread
 };
 
 }  // namespace simt

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 struct uint3 {
   unsigned x, y, z;
@@ -13,6 +14,10 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
+
+// Of the thread that runs.
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
 
 namespace simt {
 
@@ -35,6 +40,15 @@ struct Counters {
 
 void set_order(Order order, uint64_t seed);  // and starts the counters afresh
 const Counters& counters();
+
+// What a test may ask for instead of what the kernels' code says.
+struct Overrides {
+  int block_threads = 0, chunk = 0;  // 0: as usual
+  std::vector<int64_t> blocks;       // run these alone, -1 the last, where the grid has them; none: all of them
+};
+void set_overrides(const Overrides& overrides);
+unsigned block_threads(int usual, int most);
+int chunk_size(int usual);
 
 // What host code sees of the stream: whether it is being captured into a graph, and copies to the device.
 void set_capturing(bool on);
@@ -67,7 +81,8 @@ int lane_of_this_thread();
 
 // A thread that counts the arrivals of blocks is read from, and goes on to read, what other blocks wrote: there is to
 // be a fence before, and one after, at the latest at the next barrier.
-void count_arrival(Where where);
+// Returns how many blocks are to be counted besides its own: those that an override leaves out.
+unsigned count_arrival(const void* counter, Where where);
 void fence();
 
 }  // namespace simt

@@ -16,6 +16,10 @@ void set_order(std::string_view order, int64_t seed) {
                   uint64_t(seed));
 }
 
+void set_overrides(int64_t block_threads, int64_t chunk, at::IntArrayRef blocks) {
+  simt::set_overrides({int(block_threads), int(chunk), blocks.vec()});
+}
+
 std::vector<int64_t> counters() {
   const simt::Counters& c = simt::counters();
   return {c.launches, c.blocks, c.switches, c.copies};
@@ -24,6 +28,7 @@ std::vector<int64_t> counters() {
 TORCH_LIBRARY(lightning_apex_simt, m) {
   lightning_apex::define_schemas(m);
   m.def("set_order(str order, int seed=0) -> ()", &set_order);
+  m.def("set_overrides(int block_threads=0, int chunk=0, int[] blocks=[]) -> ()", &set_overrides);
   m.def("counters() -> int[]", &counters);  // launches, blocks, fiber switches and copies since set_order
   m.def("set_capturing(bool on) -> ()", &simt::set_capturing);
   m.def("fault_names() -> str[]", &simt::fault_names);

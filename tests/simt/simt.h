@@ -15,10 +15,6 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-// The machine keeps these to the thread that runs.
-extern uint3 threadIdx, blockIdx;
-extern dim3 blockDim, gridDim;
-
 #define SIMT_SHARED(name, ...)                                                             \
   auto& name = *static_cast<::lightning_apex::Exactly<__VA_ARGS__>*>(::simt::shared_array( \
       [] {                                                                                 \
@@ -76,19 +72,21 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, simt::Where where = simt::Wh
   return simt::shuffle(mask, value, simt::lane_of_this_thread() ^ bits, where);
 }
 
-// Blocks and threads take turns, so a plain read-modify-write is atomic here, and a fence has nothing to do but to be
-// there. A race detector has to be told of both: this is its place.
+// Blocks and threads take turns, so what is done between two of their calls is atomic. The builtins tell it to a race
+// detector.
 template <class T>
 T atomicAdd(T* address, std::common_type_t<T> value) {
-  const T old = *address;
-  *address = old + value;
+  T old, sum;
+  __atomic_load(address, &old, __ATOMIC_RELAXED);
+  sum = old + value;
+  __atomic_store(address, &sum, __ATOMIC_RELAXED);
   return old;
 }
 // Counts to `last`, then starts from 0: our kernels count the blocks of a tensor with it.
 inline unsigned atomicInc(unsigned* address, unsigned last, simt::Where where = simt::Where::current()) {
-  simt::count_arrival(where);
-  const unsigned old = *address;
-  *address = old >= last ? 0 : old + 1;
+  const unsigned absent = simt::count_arrival(address, where);
+  const unsigned old = __atomic_load_n(address, __ATOMIC_RELAXED) + absent;
+  __atomic_store_n(address, old >= last ? 0 : old + 1, __ATOMIC_RELAXED);
   return old;
 }
 inline void __threadfence() { simt::fence(); }
