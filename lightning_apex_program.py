@@ -33,8 +33,6 @@ def defer_package() -> ModuleType:
             raise AttributeError(name)
         import lightning_apex.cli as cli
 
-        if name == "cli":  # which needs nothing of the package
-            return cli
         if name in cli.__all__:  # jsonargparse looks for the shortest way to import a command's function
             raise AttributeError(name)
         submodule = f"{PACKAGE}.{name}"
