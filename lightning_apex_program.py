@@ -7,6 +7,7 @@ that runs its ``__init__`` when somebody first asks it for a name.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from types import ModuleType
@@ -32,10 +33,12 @@ def defer_package() -> ModuleType:
             raise AttributeError(name)
         import lightning_apex.cli as cli
 
-        if name == "cli":  # which needs nothing of the package
-            return cli
         if name in cli.__all__:  # jsonargparse looks for the shortest way to import a command's function
             raise AttributeError(name)
+        submodule = f"{PACKAGE}.{name}"
+        if submodule in sys.modules or importlib.util.find_spec(submodule) is not None:
+            # Running __init__ here would come back to the half-imported module that asks.
+            return importlib.import_module(submodule)
         del module.__getattr__
         try:
             loader.exec_module(module)

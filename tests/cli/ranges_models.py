@@ -23,7 +23,7 @@ class Times(nn.Module):
         return x * self.factor
 
 
-class Data(LightningDataModule):
+class Numbers(LightningDataModule):
     def __init__(self, batches: int = 8) -> None:
         super().__init__()
         self.batches = batches

@@ -117,7 +117,7 @@ def test_batchnorm(dtype, capsys):
 
 def test_steps():
     found = run_benchmark(
-        "step", model=f"{RANGES}:Plain", data=f"{RANGES}:Data", levels=["O0", "O5"], rounds=1, steps=2,
+        "step", model=f"{RANGES}:Plain", data=f"{RANGES}:Numbers", levels=["O0", "O5"], rounds=1, steps=2,
         accelerator="cpu",
     )  # fmt: skip
     assert isinstance(found, Benchmark)
@@ -128,7 +128,7 @@ def test_steps():
 
 def test_a_contender_that_fails_is_a_note():
     with pytest.raises(CommandError, match=r"no contender could train: without O0: .*the shapes are wrong"):
-        run_benchmark("step", model=f"{RANGES}:Raising", data=f"{RANGES}:Data", levels=["O0"], rounds=1, steps=2)
+        run_benchmark("step", model=f"{RANGES}:Raising", data=f"{RANGES}:Numbers", levels=["O0"], rounds=1, steps=2)
 
 
 def test_without_a_compiler_there_is_no_roofline(alone, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import fcntl
 import json
 import os
 import subprocess
@@ -88,6 +89,18 @@ def test_an_interrupted_comparison_ends_its_child_and_resumes(children: Children
     children.set()
     assert compared(tmp_path / "out").exit_code == 0
     assert children.take_calls() == ["O2-seed0", "O0-seed1", "O2-seed1"]
+
+
+@without_report
+def test_two_comparisons_do_not_share_a_folder(children: Children, tmp_path: Path) -> None:
+    compared(tmp_path / "out")
+    before = sorted(path.name for path in (tmp_path / "out").rglob("*"))
+    with (tmp_path / "out" / "runs" / "lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CommandError, match=r"out='.*out' is in use by another comparison: wait for it"):
+            compared(tmp_path / "out", fresh=True)
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == before
+    compared(tmp_path / "out")
 
 
 @without_report

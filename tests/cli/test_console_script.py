@@ -284,6 +284,26 @@ sys.exit(program.main(["use"]))
     assert done.stderr.count("\n") == 1
 
 
+def test_any_module_may_be_the_first_that_the_program_imports() -> None:
+    code = """
+import importlib, os, sys
+import jsonargparse, lightning.pytorch
+import lightning_apex_program
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        lightning_apex_program.defer_package()
+        importlib.import_module(f"lightning_apex.{name}")
+        import lightning_apex
+        assert lightning_apex.amp.initialize and lightning_apex.optimizers.FusedAdam and lightning_apex.ApexPrecision
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+    names = "_extension amp cli.converting.changes clipping engine fabric fp16_utils masters optimizers.adam parallel"
+    done = run(code, *names.split(), "plugins", "scaler", "sharding", "step")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"), [("a\n  b\n\nc", "a b"), ("x" * 500, "x" * 397 + "..."), (ValueError("v"), "v"), ("", "")]
 )

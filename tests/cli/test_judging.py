@@ -182,6 +182,13 @@ def test_a_loss_that_is_never_finite_is_infinitely_far() -> None:
     assert found is not None and found.distance == math.inf and not found.equal
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_losses_that_are_nan_at_every_level(seeds: int) -> None:
+    choice = chosen(*(run(level, seed, [math.nan] * 4) for level in ("O0", "O5") for seed in range(seeds)))
+    assert choice.level is None
+    assert "O0 itself cannot be trusted: its loss is not finite at step" in choice.reason
+
+
 def test_findings_name_what_happened() -> None:
     overflow = [Overflow(3, 65536.0, 32768.0, ["net.0", "net.2"])]
     runs = [

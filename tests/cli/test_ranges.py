@@ -31,7 +31,7 @@ F16 = torch.float16
 
 def found(model: str, steps: int = 6, every: int = 1, **kwargs: Any) -> Ranges:
     return find_ranges(
-        model=f"{FILE}:{model}", data=f"{FILE}:Data", steps=steps, every=every, accelerator="cpu", **kwargs
+        model=f"{FILE}:{model}", data=f"{FILE}:Numbers", steps=steps, every=every, accelerator="cpu", **kwargs
     )
 
 
@@ -69,7 +69,7 @@ def test_an_overflowing_module_is_named_and_keeping_it_mends_the_training() -> N
     assert ranges.report.first_out_of_range("activations") == "net.1.1"
     assert ranges.keep_fp32 == ["net.1"]  # net.1.1 alone would hand on its values in half
     assert "net.1.1's outputs reach" in ranges.advice.keep_fp32[0].reason and ranges.exit_code == 1
-    data = models().Data()
+    data = models().Numbers()
     before = trained(models().Overflowing(), data, max_consecutive_skips=None).report()
     assert before.first_out_of_range("activations") == "net.1.1"
     suggested = {"init_scale": ranges.init_scale, "keep_fp32": ranges.keep_fp32}
@@ -84,7 +84,7 @@ def test_tiny_gradients_raise_the_scale_and_fewer_become_zero() -> None:
     assert ranges.keep_fp32 == [] and ranges.exit_code == 0
     zeros = {}
     for name, precision in {"1": {"loss_scale": 1.0}, "ours": {"init_scale": ranges.init_scale}}.items():
-        report = trained(models().Tiny(), models().Data(), **precision).report()
+        report = trained(models().Tiny(), models().Numbers(), **precision).report()
         zeros[name] = report.modules["net.2"].gradients().zeros
         predicted = ranges.report.modules["net.2"].gradients()
         flushed = predicted.fate(F16, 1.0 if name == "1" else ranges.init_scale).flushed
@@ -270,7 +270,7 @@ def test_the_folder_and_the_way_back(tmp_path: Path) -> None:
 
 
 def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["ranges", "--model", f"{FILE}:Overflowing", "--data", f"{FILE}:Data", "--accelerator", "cpu"]
+    words = ["ranges", "--model", f"{FILE}:Overflowing", "--data", f"{FILE}:Numbers", "--accelerator", "cpu"]
     assert main([*words, "--steps", "3", "--every", "1"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "net.1.1" in printed and "keep_fp32=['net.1']" in printed and "init_scale=2.0**" in printed
@@ -293,7 +293,7 @@ def test_bad_input_is_one_sentence(changes: dict[str, Any], said: str) -> None:
 
 
 def test_an_interrupt_ends_the_program_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", f"{FILE}:Interrupted", "--data", f"{FILE}:Data", "--accelerator", "cpu"]
+    words = ["--model", f"{FILE}:Interrupted", "--data", f"{FILE}:Numbers", "--accelerator", "cpu"]
     assert main(["ranges", *words]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -302,7 +302,7 @@ def test_no_data_is_said(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
         "model: {class_path: ranges_models.Plain}\n"
-        "data: {class_path: ranges_models.Data, init_args: {batches: 1}}\n"
+        "data: {class_path: ranges_models.Numbers, init_args: {batches: 1}}\n"
         "trainer: {accelerator: cpu, limit_train_batches: 0}\n"
     )
     with pytest.raises(CommandError, match="no batches"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -63,18 +64,34 @@ def compare(
     settings = Settings(config, model, data, accelerator, steps, half_dtype).complete()
     folder = writable_folder(out)
     runs_folder = writable_folder(folder / "runs")
-    settings.keep_in(runs_folder, fresh)
-    if fresh:
-        _discard(runs_folder)
-    order = list(dict.fromkeys([REFERENCE, *levels]))
-    with _tidied(runs_folder):
-        runs = train_all(settings, order, range(seeds), runs_folder)
-        if not any(run.finished for run in runs):
-            first = runs[0]
-            raise CommandError(f"no level could be trained: {first.level} {first.status} ({first.error.rstrip('.')}).")
+    with _alone(runs_folder):
+        settings.keep_in(runs_folder, fresh)
+        if fresh:
+            _discard(runs_folder)
+        order = list(dict.fromkeys([REFERENCE, *levels]))
+        with _tidied(runs_folder):
+            runs = train_all(settings, order, range(seeds), runs_folder)
+            if not any(run.finished for run in runs):
+                first = runs[0]
+                raise CommandError(
+                    f"no level could be trained: {first.level} {first.status} ({first.error.rstrip('.')})."
+                )
     comparison = Comparison(asdict(settings), sorted(runs, key=lambda run: order.index(run.level)))
     comparison.save(folder)
     return comparison
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two comparisons in one folder would write and discard each other's runs; the lock goes with its process."""
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CommandError(
+                f"out={str(folder.parent)!r} is in use by another comparison: wait for it, or give another folder."
+            ) from error
+        yield
 
 
 @contextmanager
@@ -84,7 +101,7 @@ def _tidied(folder: Path) -> Iterator[None]:
         yield
     except CommandError:
         if not any(folder.glob("*-seed*.jsonl")):
-            for path in (folder / "settings.json", *folder.glob("*.log")):
+            for path in (folder / "settings.json", folder / "lock", *folder.glob("*.log")):
                 path.unlink(missing_ok=True)
             with suppress(OSError):  # not empty: somebody else's
                 folder.rmdir()

@@ -154,7 +154,8 @@ def _distance(name: str, own: dict[int, Run], reference: dict[int, Run]) -> Dist
     pairs = [_differences(_second_half(run.losses[name]), curves[seed]) for seed, run in own.items()]
     spreads = [fmean(map(abs, _differences(a, b))) for a, b in combinations(curves.values(), 2)]
     spread = fmean(spreads) if spreads else None
-    scale = fmean(fmean(map(abs, curve)) for curve in curves.values()) or 1.0
+    sizes = [abs(value) for curve in curves.values() for value in curve if math.isfinite(value)]
+    scale = (fmean(sizes) if sizes else 0.0) or 1.0
     least = (TOLERANCE_OF_ONE_SEED if spread is None else LEAST_TOLERANCE) * scale
     return Distance(
         name=name,

@@ -19,7 +19,7 @@ def show(checkpoint: Checkpoint, console: Console) -> None:
     from rich.table import Table
 
     facts = [f"written by {checkpoint.kind}"]
-    facts += [f"version {checkpoint.written_by}"] if checkpoint.written_by else []
+    facts += [f"Lightning {checkpoint.written_by}"] if checkpoint.written_by else []
     facts += [f"epoch {checkpoint.epoch}"] if checkpoint.epoch is not None else []
     facts += [f"step {checkpoint.global_step}"] if checkpoint.global_step is not None else []
     table = Table(title=f"{checkpoint.path}: {', '.join(facts)}", title_justify="left", box=box.SIMPLE_HEAD)
