@@ -365,9 +365,11 @@ class LossScaler:
         state = self.__dict__.copy()
         for key in ("_steps", "_finished", "watch", "sections"):
             del state[key]
-        # A worker process without this device must be able to read it.
-        return state | {"_scale": self._scale.cpu(), "_trackers": self._trackers.cpu()}
+        # Numbers: a worker process may lack this device, and would share the memory of tensors with all others.
+        return state | {"_scale": self.get_scale(), "_trackers": self._trackers.tolist()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._scale = torch.tensor(state["_scale"], dtype=torch.float32)
+        self._trackers = torch.tensor(state["_trackers"], dtype=torch.int32)
         self._reset()

@@ -1,9 +1,12 @@
 """What a LossScaler saves, whose dictionaries it loads, and the arguments it refuses."""
 
 import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+import torch.multiprocessing  # teaches ForkingPickler tensors
 from torch import nn
 
 from lightning_apex import LossScaler
@@ -18,6 +21,16 @@ def trained(scaler, pattern=(False, False, True, False)):
         scaler.step(optimizer)
         scaler.update()
     return scaler
+
+
+def test_a_process_that_a_scaler_is_sent_to_has_its_own():
+    # as torch sends it to the processes of ddp_spawn: tensors would go by shared memory
+    scaler = trained(LossScaler(init_scale=8.0))
+    before = scaler.state_dict()
+    twin = pickle.loads(bytes(ForkingPickler.dumps(scaler)))
+    assert twin.state_dict() == before
+    trained(twin, (True, True))
+    assert scaler.state_dict() == before
 
 
 def test_has_grad_scalers_keys_and_plain_numbers():

@@ -37,8 +37,9 @@ class ApexCLIBody(LightningCLI):
         super().add_default_arguments_to_parser(parser)
         parser.add_argument(
             "--opt_level",
-            type=Literal["O0", "O1", "O2", "O3", "O4", "O5"],
+            type=Literal["O0", "O1", "O2", "O3", "O4", "O5"] | None,  # null undoes a configuration file's
             default=None,
+            metavar="{O0,O1,O2,O3,O4,O5,null}",
             help="Train at this opt level, with the plugin lightning_apex.ApexPrecision.",
         )
         parser.add_argument(

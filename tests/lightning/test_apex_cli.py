@@ -103,6 +103,8 @@ def test_yaml_and_what_overrides_it(tmp_path):
     assert (made.trainer.precision_plugin.level.name, type(sync_of(made))) == ("O5", ApexSyncBatchNorm)
     made = cli("--config=c.yaml", "--opt_level=O4", "--no_sync_bn", run=False)
     assert (made.trainer.precision_plugin.level.name, sync_of(made)) == ("O4", None)
+    made = cli("--config=c.yaml", "--opt_level=null", run=False)
+    assert type(made.trainer.precision_plugin) is Precision
 
 
 def test_print_config_reloads(capsys, tmp_path):
@@ -172,7 +174,13 @@ def test_a_flag_beside_what_it_is_short_for(args, trainer, says, capsys):
 
 @pytest.mark.parametrize("value", ["O9", "01", "o1"])
 def test_a_wrong_level(value, capsys):
-    assert refused(capsys, f"--opt_level={value}").endswith(f"'O4', 'O5']. Got value: {value}")
+    with pytest.raises(SystemExit) as caught:
+        cli(f"--opt_level={value}")
+    out, err = capsys.readouterr()
+    assert caught.value.code == 2
+    assert "DATA ASKED FOR" not in out
+    assert "'O4', 'O5']" in err
+    assert f"Given value: {value}" in err
 
 
 def test_errors_are_raised_where_the_parser_raises(capsys):
@@ -185,9 +193,8 @@ def test_help(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli("--help", run=False)
     text = " ".join(capsys.readouterr().out.split())
-    assert (
-        "--opt_level {O0,O1,O2,O3,O4,O5} Train at this opt level, with the plugin lightning_apex.ApexPrecision." in text
-    )
+    what = "Train at this opt level, with the plugin lightning_apex.ApexPrecision."
+    assert f"--opt_level {{O0,O1,O2,O3,O4,O5,null}} {what}" in text
     assert "--no_sync_bn [{true,yes,false,no}] Synchronise BatchNorm while fitting" in text
 
 
