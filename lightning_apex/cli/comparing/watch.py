@@ -105,9 +105,10 @@ class Watch(Callback):
             self._emit(
                 {
                     "kind": "ranges",
-                    "activations": report.first_out_of_range("activations", torch.float16),
-                    "gradients": report.first_out_of_range("gradients", torch.float16),
+                    "activations": report.first_out_of_range("activations", finite=True),
+                    "gradients": report.first_out_of_range("gradients", finite=True),
                     "flushed_share": gradients.fate(torch.float16).flushed_share,
+                    "not_finite": report.first_not_finite,
                 }
             )
 
