@@ -208,6 +208,12 @@ def test_a_model_that_needs_cuda(model: str, child: Any) -> None:
     assert (status, run.status) == (1, "bad input") and "needs CUDA and there is no GPU here" in run.error
 
 
+def test_a_step_that_fails_leaves_no_hooks_of_autograd(child: Any) -> None:
+    assert child("O2", "Breaks")[1].steps == 1  # fails in the step whose saved tensors are added up
+    with torch.autograd.graph.disable_saved_tensors_hooks("refused where there are some"):
+        pass
+
+
 def test_outputs_that_are_nan_are_not_called_beyond_fp16(child: Any) -> None:
     _, run = child("O0", "NotANumber", probes_ranges=True)
     assert run.out_of_range is not None

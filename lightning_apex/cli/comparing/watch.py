@@ -112,6 +112,10 @@ class Watch(Callback):
                 }
             )
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Ends what a step that fails was measured with: hooks of autograd would outlive the training."""
+        self._measuring.close()
+
     def check_complete(self) -> None:
         """Refuses a training that ended early; called after it, since without batches no hook is."""
         if self._done < self._steps:
