@@ -70,7 +70,7 @@ class Bars:
 
 @contextmanager
 def progress(console: Console | None = None) -> Iterator[Bars]:
-    """Progress lines on stderr, for everything that takes longer than two seconds."""
+    """Progress lines on stderr, for everything that takes longer than two seconds; an error clears them."""
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=24),
@@ -81,7 +81,11 @@ def progress(console: Console | None = None) -> Iterator[Bars]:
         ),
     )
     with Progress(*columns, console=console or errors_console(), expand=True) as display:
-        yield Bars(display)
+        try:
+            yield Bars(display)
+        except Exception:
+            display.live.transient = True  # the error says all; a bar that never moved would stand above it
+            raise
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------

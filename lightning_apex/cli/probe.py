@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import TracebackType
 from typing import Any, Literal, get_args
 from weakref import ref
@@ -72,7 +73,12 @@ class ProbeReport:
         return sum((self.modules[name].counts[kind] for name in chosen), Exponents())
 
     def first_out_of_range(
-        self, kind: Literal["activations", "gradients"], dtype: torch.dtype = torch.float16, scale: float = 1.0
+        self,
+        kind: Literal["activations", "gradients"],
+        dtype: torch.dtype = torch.float16,
+        scale: float = 1.0,
+        *,
+        finite: bool = False,
     ) -> str | None:
         """Names the first module with a value that a type cannot hold: it overflows, or is not finite already.
 
@@ -80,6 +86,7 @@ class ProbeReport:
             kind: ``"activations"``, looked for in forward order, or ``"gradients"`` of either kind, in backward order.
             dtype: ``torch.float16`` or ``torch.bfloat16``.
             scale: The loss scale, a power of two, where the gradients are not scaled yet.
+            finite: Leave out values that are not finite already.
 
         Returns:
             The name, empty for the model itself, or None.
@@ -88,9 +95,16 @@ class ProbeReport:
             module = self.modules[name]
             counted = module.counts["activations"] if kind == "activations" else module.gradients()
             fate = counted.fate(dtype, scale)
-            if fate.overflowed or fate.nonfinite:
+            if fate.overflowed or (fate.nonfinite and not finite):
                 return name
         return None
+
+    @property
+    def first_not_finite(self) -> str | None:
+        """Names the first module that returned infinity or NaN, else the first that such gradients reached."""
+        outputs = ((name, self.modules[name].counts["activations"]) for name in self.forward_order)
+        gradients = ((name, self.modules[name].gradients()) for name in self.backward_order)
+        return next((name for name, counted in chain(outputs, gradients) if counted.infs or counted.nans), None)
 
     @property
     def never_called(self) -> list[str]:

@@ -152,6 +152,7 @@ def parse(name: str, function: Callable[..., Any], words: Sequence[str]) -> dict
     )
     parser.add_argument("--json", action="store_true", help="print JSON alone on stdout")
     parser.add_function_arguments(function, as_group=False, as_positional=True)
+    _show_as_read(parser, function)
     try:
         namespace = parser.parse_args(_spelled_out(function, words))
     except argparse.ArgumentError as error:
@@ -180,6 +181,18 @@ def _spelled_out(function: Callable[..., Any], words: Sequence[str]) -> list[str
             equals, value = "=", json.dumps(items)
         result.append(f"--{name}{equals}{value}")
     return result
+
+
+def _show_as_read(parser: argparse.ArgumentParser, function: Callable[..., Any]) -> None:
+    """In ``--help``, ``--levels ITEM [ITEM ...]`` and ``--fresh [{true,false}]``, as `_spelled_out` reads them."""
+    kinds = typing.get_type_hints(function)
+    for action in parser._actions:
+        kind = kinds.get(action.dest)
+        if kind is bool:
+            action.metavar = "[{true,false}]"
+        elif _is_list(kind):
+            action.metavar = "ITEM [ITEM ...]"
+            action.option_strings = [word for word in action.option_strings if not word.endswith("+")]
 
 
 def _is_list(kind: Any) -> bool:

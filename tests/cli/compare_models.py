@@ -71,6 +71,31 @@ class Overflows(Net):
         return loss * (float("inf") if self.calls == 3 and self.trainer.scaler.is_enabled() else 1.0)
 
 
+class NotANumber(Net):
+    """Its outputs are NaN from the first step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.nn.init.constant_(self.net[0].bias, float("nan"))
+
+
+class Silent(Net):
+    """Optimizes by hand, and neither returns nor logs a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.optimizers().step()
+
+
+class ReturnsNone(Net):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        return None
+
+
 class Diverges(Net):
     """Its loss is NaN from the fourth step on, where weights are half."""
 

@@ -33,7 +33,7 @@ for step in range(task["steps"]):
         loss, scale = (None if step == 1 else loss), (65536.0 if step < 1 else 32768.0)
         if step == 1:
             emit("overflow", step=2, old_scale=65536.0, new_scale=32768.0, modules=["net.0", ""])
-    emit("step", losses={"loss": loss}, seconds=fast, timed=True, scale=scale)
+    emit("step", losses={} if what == "silent" else {"loss": loss}, seconds=fast, timed=True, scale=scale)
     if step == 1 and what == "killed":
         with open(events, "a") as file:
             file.write('{"kind": "step", "lo')  # cut short

@@ -102,6 +102,20 @@ class Odd(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
+class NotANumber(Plain):
+    loss_factor = float("nan")
+
+
+class ReturnsNone(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        super().training_step(batch, batch_idx)
+
+
+class CallsNothing(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        return None
+
+
 class Raising(Plain):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         raise RuntimeError("the shapes are wrong\n\nlong story")

@@ -20,6 +20,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from lightning_apex import ApexPrecision
 from lightning_apex.cli.comparing.child import Task, main
+from lightning_apex.cli.comparing.judging import judge, recommend
 from lightning_apex.cli.comparing.records import Run, read_events, run_of_events
 
 pytestmark = pytest.mark.filterwarnings("ignore:ApexPrecision.* uses bfloat16 instead of float16 on a CPU")
@@ -205,6 +206,33 @@ def test_bad_input(model: str, data: str, said: str, child: Any) -> None:
 def test_a_model_that_needs_cuda(model: str, child: Any) -> None:
     status, run = child("O0", model)
     assert (status, run.status) == (1, "bad input") and "needs CUDA and there is no GPU here" in run.error
+
+
+def test_a_step_that_fails_leaves_no_hooks_of_autograd(child: Any) -> None:
+    assert child("O2", "Breaks")[1].steps == 1  # fails in the step whose saved tensors are added up
+    with torch.autograd.graph.disable_saved_tensors_hooks("refused where there are some"):
+        pass
+
+
+def test_outputs_that_are_nan_are_not_called_beyond_fp16(child: Any) -> None:
+    _, run = child("O0", "NotANumber", probes_ranges=True)
+    assert run.out_of_range is not None
+    assert (run.out_of_range.activations, run.out_of_range.gradients) == (None, None)
+    assert run.out_of_range.not_finite == "net.0"
+
+
+@pytest.mark.parametrize("model", ["Silent", "ReturnsNone"])
+def test_without_a_loss_nothing_is_recommended(model: str, child: Any) -> None:
+    runs = [child(level, model, steps=3)[1] for level in ("O0", "O5")]
+    assert all(run.finished and not run.losses for run in runs)
+    assert recommend(judge(runs)).level is None
+
+
+def test_a_logged_loss_is_enough_by_hand(child: Any) -> None:
+    runs = [child(level, "TwoByHand", steps=6)[1] for level in ("O0", "O5")]
+    judgements = judge(runs)
+    assert all(judged.has_loss for judged in judgements) and judgements[1].distance is not None
+    assert recommend(judgements).level is not None
 
 
 def test_a_child_whose_parent_has_gone_ends(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:

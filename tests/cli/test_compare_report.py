@@ -67,6 +67,14 @@ def test_skipped_steps_are_told_and_drawn(children: Children, tmp_path: Path) ->
     assert comparison.exit_code == 0
 
 
+def test_runs_without_a_loss_recommend_nothing(children: Children, tmp_path: Path) -> None:
+    children.set(O0_seed0="silent", O0_seed1="silent", O2_seed0="silent", O2_seed1="silent")
+    comparison = compared(tmp_path / "out")
+    assert comparison.recommendation.level is None and comparison.exit_code == 1
+    assert "ApexPrecision(" not in (tmp_path / "out" / "report.html").read_text()
+    assert Comparison.load(tmp_path / "out").recommendation == comparison.recommendation
+
+
 @pytest.mark.usefixtures("no_report")
 def test_text_of_others_is_escaped(children: Children, tmp_path: Path) -> None:
     comparison = compared(tmp_path / "out")

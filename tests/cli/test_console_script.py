@@ -135,6 +135,14 @@ def test_help_has_the_docstrings_words(commands: Any, capsys: Captured) -> None:
         assert expected in out
 
 
+def test_help_shows_lists_and_switches_as_they_are_read(commands: Any, capsys: Captured) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        program.main(["work", "--help"])
+    out = capsys.readouterr().out
+    assert "[--names ITEM [ITEM ...]]" in out and "[--start_over [{true,false}]]" in out
+    assert "--names+" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

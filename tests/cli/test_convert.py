@@ -156,6 +156,13 @@ class TestWeightsAlone:
         plain.load_state_dict(load(made.written))
         assert torch.equal(plain.weight, load(path)["state_dict"]["layer.weight"])
 
+    @pytest.mark.parametrize(("to", "dtype"), [(None, torch.float16), ("O2", torch.float32), ("O5", torch.float32)])
+    def test_are_fp32_for_every_level_and_as_they_are_without_one(self, tmp_path, to, dtype):
+        half = torch.tensor([1.5, 0.25], dtype=torch.float16)
+        torch.save({"model": {"w": half}, "epoch": 3}, tmp_path / "half.pt")
+        made = convert_checkpoint(str(tmp_path / "half.pt"), output=str(tmp_path / "w.pt"), state_dict_only=True, to=to)
+        assert same(load(made.written), {"w": half.to(dtype)})
+
     def test_leaves_out_what_has_another_prefix(self, tmp_path):
         torch.save({"net.w": torch.ones(2), "metric.sum": torch.ones(1)}, tmp_path / "a.pt")
         made = convert_checkpoint(

@@ -330,6 +330,27 @@ def test_the_first_module_out_of_range(
     assert report.first_out_of_range("activations", torch.bfloat16) == (activations if factors[1] == 1e39 else None)
 
 
+@pytest.mark.parametrize(("factors", "beyond", "not_finite"), [
+    ((1.0, 7e4), "1", None),
+    ((1.0, float("nan")), None, "1"),
+    ((7e4, float("inf")), "0", "1"),
+    ((1.0, 1.0), None, None),
+])  # fmt: skip
+def test_values_that_are_not_finite_already_are_told_apart_from_an_overflow(
+    factors: tuple[float, float], beyond: str | None, not_finite: str | None
+) -> None:
+    model = nn.Sequential(*map(Times, factors))
+    report = probed(model, lambda: model(torch.ones(2, requires_grad=True)).sum())
+    assert report.first_out_of_range("activations", finite=True) == beyond
+    assert report.first_not_finite == not_finite
+
+
+def test_gradients_that_are_not_finite_are_named_where_outputs_are() -> None:
+    model = nn.Sequential(Times(1.0), Times(2.0))
+    report = probed(model, lambda: (model(torch.ones(2, requires_grad=True)) * float("nan")).sum())
+    assert report.first_not_finite == "1" and report.first_out_of_range("gradients", finite=True) is None
+
+
 def test_memory_does_not_grow_with_steps() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     with ExponentProbe(model) as probe:

@@ -177,6 +177,24 @@ def test_without_a_reference_there_is_no_recommendation(runs: list[Run], why: st
     assert level.level is None and why in level.reason
 
 
+@pytest.mark.parametrize("levels", [("O0", "O5"), ("O0",)])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_without_a_loss_there_is_no_recommendation(levels: tuple[str, ...], seeds: int) -> None:
+    runs = [run(level, seed, seconds=0.1 if level == "O5" else 1.0) for level in levels for seed in range(seeds)]
+    for made in runs:
+        made.losses = {}
+    choice = chosen(*runs)
+    assert choice.level is None
+    assert "No loss could be read of O0" in choice.reason and 'self.log("train_loss", loss)' in choice.reason
+
+
+def test_a_level_whose_loss_cannot_be_compared_is_out() -> None:
+    silent = run("O5", 0, curve(1.0), 0.1)
+    silent.losses = {}
+    choice = chosen(*O0, silent, run("O4", 0, curve(1.0), 0.5))
+    assert choice.level == "O4" and "O5 is out: its loss could not be compared with O0's." in choice.reason
+
+
 def test_a_loss_that_is_never_finite_is_infinitely_far() -> None:
     found = distance_to_reference("O2", [*O0, run("O2", 0, [math.nan] * 40)])
     assert found is not None and found.distance == math.inf and not found.equal
@@ -213,6 +231,11 @@ def test_findings_name_what_happened() -> None:
     ):
         assert said[number] == expected
     assert "computed in bfloat16" in said[-1] and len(said) == 8
+
+
+def test_values_that_are_not_finite_at_o0_are_not_called_beyond_fp16() -> None:
+    (said,) = findings([run("O0", out_of_range=OutOfRange(None, None, 0.0, "l"))])
+    assert said == "At O0 values at l are not finite (inf or NaN) in fp32 already: no opt level mends that."
 
 
 def test_judgements_are_in_the_order_of_the_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("rich")
+
+from rich.console import Console
 
 from lightning_apex.cli import output
 from lightning_apex.cli.errors import CommandError
@@ -72,6 +75,16 @@ def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(CommandError, match="Permission denied"):
         output.writable_folder(tmp_path / "x")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_an_error_clears_the_progress(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    with pytest.raises(CommandError), output.progress(console) as bars:
+        bars.add("reading")
+        raise CommandError("no")
+    written = console.file.getvalue()
+    assert written.endswith("\x1b[1A\x1b[2K") if terminal else not written.strip()
 
 
 def test_progress_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:

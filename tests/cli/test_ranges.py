@@ -242,10 +242,29 @@ def test_only_the_outermost_is_kept() -> None:
 def test_values_that_are_not_finite_in_fp32_are_told_apart() -> None:
     advice = advise(report(module("a", activations=[math.nan], activation_gradients=[math.inf, 1.0])))
     assert any("a returned values that are not finite, in fp32" in note for note in advice.notes)
-    assert any("Gradients at a were not finite" in note for note in advice.notes)
+    assert any("Gradients at a are not finite in fp32 already" in note for note in advice.notes)
+    assert not advice.usable and advice.init_scale is None and advice.keep_fp32 == ()
 
 
 # ---- what is written and printed ----
+
+
+@pytest.mark.parametrize(("model", "said"), [
+    ("NotANumber", "Gradients at net.2 are not finite in fp32 already"),
+    ("ReturnsNone", "No gradient was measured, so no setting is suggested: return the loss"),
+    ("CallsNothing", "Nothing was measured, so no setting is suggested: return the loss"),
+])  # fmt: skip
+def test_without_evidence_no_setting_is_suggested(
+    model: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--model", f"{FILE}:{model}", "--data", f"{FILE}:Numbers", "--accelerator", "cpu", "--steps", "1"]
+    assert main(["ranges", *words, "--out", str(tmp_path)]) == 1
+    printed, html = " ".join(capsys.readouterr().out.split()), (tmp_path / "report.html").read_text()
+    for text in (printed, html):
+        assert said in text and "ApexPrecision(" not in text and "1 step at O0, counted on 1 batch" in text
+        assert "1 batches" not in text
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["init_scale"] is None and content["keep_fp32"] == [] and not content["advice"]["usable"]
 
 
 def test_the_folder_and_the_way_back(tmp_path: Path) -> None:

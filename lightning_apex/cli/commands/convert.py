@@ -32,8 +32,10 @@ def convert_checkpoint(
     Args:
         checkpoint: A checkpoint file, or a folder of torch.distributed.checkpoint.
         output: The file to write, which must not exist.
-        to: Write it as a run at this level would have: fp32 weights and moments, and the level's loss scale.
-        state_dict_only: Write the weights alone, for load_state_dict of a plain torch module.
+        to: Write it as a run at this level would have: fp32 weights and moments, and the level's loss scale. With
+            state_dict_only: fp32 weights alone, the same for every level.
+        state_dict_only: Write the weights alone, for load_state_dict of a plain torch module; in the types that the
+            checkpoint holds, or in fp32 where to is given or the checkpoint is Apex's with fp32 masters.
         torch_optimizer: Write optimizer states that Apex left behind as torch.optim lays them out.
         key: Which state dict is meant, where a checkpoint holds those of several modules.
         strip_prefix: With state_dict_only: write only names that begin so, such as "model.", without it.

@@ -50,6 +50,11 @@ def _ranges(runs: Sequence[Run]) -> list[str]:
         ranges = run.out_of_range
         if ranges is None:
             continue
+        if ranges.not_finite is not None:
+            result.append(
+                f"At O0 values at {ranges.not_finite or 'the model itself'} are not finite (inf or NaN) in fp32 "
+                "already: no opt level mends that."
+            )
         if ranges.activations is not None:
             result.append(
                 f"At O0 the output of {ranges.activations or 'the model itself'} is beyond fp16's range (65504): "
@@ -57,7 +62,7 @@ def _ranges(runs: Sequence[Run]) -> list[str]:
             )
         if ranges.gradients is not None:
             result.append(f"At O0 gradients at {ranges.gradients or 'the model itself'} are beyond fp16's range.")
-        if ranges.activations is None and ranges.gradients is None:
+        if ranges.activations is None and ranges.gradients is None and ranges.not_finite is None:
             result.append("At O0 no activation and no gradient leaves fp16's range.")
         if ranges.flushed_share >= 0.001:
             result.append(f"Without a loss scale fp16 would make {ranges.flushed_share:.1%} of O0's gradient values 0.")

@@ -16,6 +16,9 @@ LEAST_TOLERANCE = 0.01  # of O0's loss, where seeds differ less than that
 TOLERANCE_OF_ONE_SEED = 0.02  # of O0's loss, where the spread is not known
 LATE_SKIPS = 0.05  # of the steps of the second half: a scale that was found does not skip more
 SAME = 1.05  # times and memory this close are the same
+_GIVE_A_LOSS = (
+    'return one from training_step or, of a model that optimizes by hand, log it with self.log("train_loss", loss).'
+)
 _WITHOUT_FP32_WEIGHTS = "O3"
 _SIMPLEST = ("O0", "O4", "O1", "O5", "O2", "O3")
 
@@ -61,6 +64,7 @@ class Judgement:
         distance: ``None`` at O0 and where there is nothing to compare.
         skipped: Skipped steps in all its runs.
         finished: Whether all its runs did.
+        has_loss: Whether a loss could be read in all its runs.
     """
 
     level: str
@@ -70,6 +74,7 @@ class Judgement:
     distance: Distance | None
     skipped: int
     finished: bool
+    has_loss: bool
 
 
 @dataclass
@@ -99,6 +104,7 @@ def _judge_level(level: str, runs: Sequence[Run]) -> Judgement:
         distance=distance,
         skipped=sum(len(run.overflows) for run in own),
         finished=all(run.finished for run in own),
+        has_loss=all(run.losses for run in own),
     )
 
 
@@ -112,6 +118,8 @@ def _trouble(own: Sequence[Run], distance: Distance | None) -> str:
         late = sum(overflow.step > run.steps // 2 for overflow in run.overflows)
         if late > LATE_SKIPS * (run.steps - run.steps // 2):
             return f"it still skips steps late in training ({late} of {run.steps - run.steps // 2}, seed {run.seed})"
+    if distance is None and own[0].level != REFERENCE:
+        return "its loss could not be compared with O0's"
     if distance is not None and not distance.equal:
         return f"its {distance.called} is {_than_reference(distance)}"
     return ""
@@ -191,6 +199,8 @@ def recommend(judgements: Sequence[Judgement]) -> Recommendation:
         return Recommendation(
             None, f"O0 itself cannot be trusted: {reference.trouble}. Mend that before choosing a level."
         )
+    if not reference.has_loss:
+        return Recommendation(None, f"No loss could be read of O0, so that there is nothing to compare: {_GIVE_A_LOSS}")
     usable = [j for j in judgements if not j.trouble and math.isfinite(j.seconds)]
     fastest = min(j.seconds for j in usable)
     fast = [j for j in usable if j.seconds <= SAME * fastest]
@@ -224,8 +234,7 @@ def _times(value: float, of: float) -> str:
 
 def _equality(best: Judgement) -> str:
     distance = best.distance
-    if distance is None:
-        return "its loss could not be compared"
+    assert distance is not None  # or it would be out
     if distance.distance > distance.tolerance:
         return f"its {distance.called} is lower than O0's by {-distance.difference:.2g}"
     if distance.spread is None:

@@ -57,14 +57,16 @@ class OutOfRange:
     """What of an O0 run fp16 could not hold.
 
     Attributes:
-        activations: The first module, in forward order, with an output above 65504; ``None`` where there is none.
+        activations: The first module, in forward order, with a finite output above 65504; ``None`` without one.
         gradients: The first one, in backward order, with such a gradient, before any loss scale.
         flushed_share: The share of all gradient values that fp16 makes 0 without a loss scale.
+        not_finite: The first module with an output, or else gradients, that are not finite in fp32 already.
     """
 
     activations: str | None
     gradients: str | None
     flushed_share: float
+    not_finite: str | None = None
 
 
 @dataclass

@@ -105,11 +105,16 @@ class Watch(Callback):
             self._emit(
                 {
                     "kind": "ranges",
-                    "activations": report.first_out_of_range("activations", torch.float16),
-                    "gradients": report.first_out_of_range("gradients", torch.float16),
+                    "activations": report.first_out_of_range("activations", finite=True),
+                    "gradients": report.first_out_of_range("gradients", finite=True),
                     "flushed_share": gradients.fate(torch.float16).flushed_share,
+                    "not_finite": report.first_not_finite,
                 }
             )
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Ends what a step that fails was measured with: hooks of autograd would outlive the training."""
+        self._measuring.close()
 
     def check_complete(self) -> None:
         """Refuses a training that ended early; called after it, since without batches no hook is."""

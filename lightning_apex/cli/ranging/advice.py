@@ -63,6 +63,7 @@ class Advice:
         keep_fp32: Modules to keep in fp32, and why.
         notes: What no setting mends, and what else should be known.
         scales: Gradients at every loss scale, those that are computed in fp32 left out.
+        usable: Whether there is evidence for settings: gradients were counted, and are finite in fp32.
     """
 
     init_scale: float | None
@@ -70,10 +71,13 @@ class Advice:
     keep_fp32: tuple[Keep, ...]
     notes: tuple[str, ...]
     scales: tuple[ScaleRow, ...]
+    usable: bool = True
 
 
 def advise(report: ProbeReport) -> Advice:
     """Derives everything from a probe's report."""
+    if missing := _no_evidence(report):
+        return Advice(None, missing, (), tuple(_notes_on_values(report)), tuple(scale_table(report)), usable=False)
     notes: list[str] = []
     keep = dict(_keep_for_activations(report, notes))
     keep |= {n: r for n, r in _keep_for_weights(report) if n not in keep}
@@ -85,6 +89,16 @@ def advise(report: ProbeReport) -> Advice:
     notes += _notes_on_size(report, outermost)
     notes += _notes_on_values(report)
     return Advice(init_scale, reason, tuple(_patterns(outermost, list(report.modules))), tuple(notes), tuple(scales))
+
+
+def _no_evidence(report: ProbeReport) -> str:
+    """Why no setting can be suggested; empty where one can."""
+    if not report.backward_order:
+        what = "No gradient was measured" if report.forward_order else "Nothing was measured"
+        return f"{what}, so no setting is suggested: return the loss from training_step, or call manual_backward on it."
+    if _not_finite_gradients(report) is not None:
+        return "No setting is suggested: gradients have to be finite in fp32 first."
+    return ""
 
 
 # --- the loss scale -------------------------------------------------------------------------------------------------
@@ -249,13 +263,19 @@ def _notes_on_values(report: ProbeReport) -> Iterator[str]:
         if counted.infs or counted.nans:
             yield f"{name or 'the model'} returned values that are not finite, in fp32: mend that first."
             break
-    bad = [(n, g) for n in report.backward_order if (g := report.modules[n].gradients()).infs or g.nans]
-    if bad:
-        yield f"Gradients at {bad[0][0] or 'the model'} were not finite, in fp32: no loss scale mends that."
+    bad = _not_finite_gradients(report)
+    if bad is not None:
+        yield f"Gradients at {bad or 'the model'} are not finite in fp32 already: no loss scale mends that."
     if report.never_called:
         shown = ", ".join(report.never_called[:5])
         more = f" and {len(report.never_called) - 5} more" if len(report.never_called) > 5 else ""
         yield f"Never called, so not judged: {shown}{more}."
+
+
+def _not_finite_gradients(report: ProbeReport) -> str | None:
+    """The first module, in backward order, with such gradients."""
+    counted = ((name, report.modules[name].gradients()) for name in report.backward_order)
+    return next((name for name, gradients in counted if gradients.infs or gradients.nans), None)
 
 
 def _largest(counted: Exponents) -> str:

@@ -56,13 +56,14 @@ def html(ranges: Ranges, scales: bytes, shown: list[ModuleExponents], images: di
     )
     items = "".join(f"<li>{escape(sentence)}</li>\n" for sentence in table.sentences(ranges))
     figures = "".join(f"<div>{_image(images[module.name], module.name or 'the model')}</div>\n" for module in shown)
+    code = table.settings(ranges)
     title = escape(f"Ranges of {ranges.model}")
     versions = escape(", ".join(f"{name} {version}" for name, version in ranges.versions.items()))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head><body>
 <h1>{title}</h1>
-<p>{ranges.steps} steps at O0, counted on {ranges.measured_batches} batches. {versions}</p>
-<pre>{escape(table.settings(ranges))}</pre>
+<p>{table.extent(ranges)}. {versions}</p>
+{f"<pre>{escape(code)}</pre>" if code else ""}
 <ul>
 {items}</ul>
 <p>{_image(scales, "gradients over the loss scale")}</p>

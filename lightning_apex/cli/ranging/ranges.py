@@ -53,7 +53,7 @@ class Ranges:
 
     @property
     def init_scale(self) -> float | None:
-        """The loss scale to begin with; None where every one overflows."""
+        """The loss scale to begin with; None where every one overflows or none can be suggested."""
         return self.advice.init_scale
 
     @property
@@ -63,10 +63,10 @@ class Ranges:
 
     @property
     def exit_code(self) -> int:
-        """1 where fp16 cannot hold some activation or weight, or every loss scale overflows."""
+        """1 where fp16 cannot hold some activation or weight, every loss scale overflows, or evidence is missing."""
         leaves = self.report.first_out_of_range("activations") is not None
         hopeless = self.init_scale is None and self.advice.scales[0].nonzero > 0
-        return int(leaves or bool(self.advice.keep_fp32) or hopeless)
+        return int(leaves or bool(self.advice.keep_fp32) or hopeless or not self.advice.usable)
 
     def plot(self, name: str = "") -> Figure:
         """A picture of one module: its exponents, and where fp16 and bf16 end.

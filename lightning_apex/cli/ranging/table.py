@@ -58,13 +58,21 @@ def percent(share: float | None, counted: Exponents) -> str:
 
 
 def settings(ranges: Ranges) -> str:
-    """What to write, as code."""
+    """What to write, as code; empty where nothing can be suggested."""
+    if not ranges.advice.usable:
+        return ""
     given = ['"O2"']
     if ranges.init_scale is not None:
         given.append(f"init_scale=2.0**{round(math.log2(ranges.init_scale))}")
     if ranges.keep_fp32:
         given.append(f"keep_fp32={ranges.keep_fp32!r}")
     return f"ApexPrecision({', '.join(given)})"
+
+
+def extent(ranges: Ranges) -> str:
+    """How much was trained and counted."""
+    steps, batches = ranges.steps, ranges.measured_batches
+    return f"{steps} step{'s' if steps != 1 else ''} at O0, counted on {batches} batch{'es' if batches != 1 else ''}"
 
 
 def sentences(ranges: Ranges) -> list[str]:
@@ -82,7 +90,7 @@ def show(ranges: Ranges, console: Console) -> None:
     modules = [m for name in report.forward_order if not (m := report.modules[name]).passes_on]
     worst = {m.name for m in sorted(modules, key=_losses, reverse=True)[:_ROWS]}
     table = Table(
-        title=f"{ranges.model}: {ranges.steps} steps at O0, counted on {ranges.measured_batches} batches",
+        title=f"{ranges.model}: {extent(ranges)}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -101,7 +109,8 @@ def show(ranges: Ranges, console: Console) -> None:
     console.print(LEGEND, style="dim")
     for sentence in sentences(ranges):
         console.print(f"- {sentence}", markup=False, highlight=False)
-    console.print(f"\n{settings(ranges)}", markup=False, style="bold")
+    if ranges.advice.usable:
+        console.print(f"\n{settings(ranges)}", markup=False, style="bold")
 
 
 def _losses(module: ModuleExponents) -> tuple[float, float]:
