@@ -91,4 +91,5 @@ class _Outcome:
     """What `lightning_apex.LossScaler.follow` asks of a step that somebody else made."""
 
     found_inf: Tensor
+    number: int | None = None
     nonfinite: list[Any] = field(default_factory=list)
