@@ -108,7 +108,11 @@ def test_no_config_at_all() -> None:
 def test_configs_that_lightning_saved(run: bool, subclasses: bool, tmp_path: Path) -> None:
     words = [f"--trainer.default_root_dir={tmp_path}", "--trainer.accelerator=cpu", "--trainer.max_steps=1"]
     words += ["--trainer.accumulate_grad_batches=3", "--trainer.enable_progress_bar=false", "--seed_everything=3"]
-    words += ["--model=compare_models.Net", "--model.width=7", "--data=compare_models.Data"] if subclasses else ["--model.width=7"]
+    words += (
+        ["--model=compare_models.Net", "--model.width=7", "--data=compare_models.Data"]
+        if subclasses
+        else ["--model.width=7"]
+    )
     base = (LightningModule, LightningDataModule) if subclasses else (compare_models.Net, compare_models.Data)
     args = ["fit", *words, "--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"] if run else words
     made = LightningCLI(
