@@ -78,3 +78,7 @@ def __getattr__(name: str) -> Any:
             "lightning_apex.pl with pytorch_lightning."
         )
     raise AttributeError(f"module 'lightning_apex' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -70,3 +70,7 @@ def __getattr__(name: str) -> Any:
 
         return ApexCLI
     raise AttributeError(f"module 'lightning_apex.pl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
