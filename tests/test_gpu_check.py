@@ -74,9 +74,12 @@ def test_every_part_can_be_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_step_that_fails_is_told_and_what_comes_too_late_is_left_out(tmp_path: Path) -> None:
-    done = check(
-        tmp_path, "--no-tests", "--no-sanitizer", "--no-report", "--no-optimizers", "--no-batchnorm", LIMIT="11"
-    )
+    # Each start of Python takes two seconds at least, however quick the machine is.
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 2\nexec "{sys.executable}" "$@"\n')
+    slow.chmod(0o755)
+    flags = ("--no-tests", "--no-sanitizer", "--no-report", "--no-optimizers", "--no-batchnorm")
+    done = check(tmp_path, *flags, LIMIT="11", PYTHON=str(slow))
     steps = {step["name"]: step["status"] for step in json.loads((tmp_path / "gpu_check.json").read_text())["steps"]}
     assert done.returncode == 1 and steps["build"].startswith(("failed", "out of time"))
     assert steps["training"] == "no time left"
