@@ -120,6 +120,7 @@ def test_of_several_losses_lower_is_not_better() -> None:
         ([run("O1", 0, curve(1.0), math.nan)], "O0"),
         ([run("O3", 0, curve(1.0), 0.5, bytes=30), run("O2", 0, curve(1.0), 0.52, bytes=50)], "O2"),  # fp32 masters
         ([run("O3", 0, curve(1.0), 0.4), run("O2", 0, curve(1.0), 0.5)], "O3"),
+        ([run("O3", 0, curve(1.0), 0.45), run("O2", 0, curve(1.0), 0.5)], "O2"),
     ],
 )
 def test_ties(others: list[Run], expected: str) -> None:

@@ -16,6 +16,7 @@ LEAST_TOLERANCE = 0.01  # of O0's loss, where seeds differ less than that
 TOLERANCE_OF_ONE_SEED = 0.02  # of O0's loss, where the spread is not known
 LATE_SKIPS = 0.05  # of the steps of the second half: a scale that was found does not skip more
 SAME = 1.05  # times and memory this close are the same
+WITHOUT_MASTERS = 1.2  # how many times as fast as every other level O3 must be
 _GIVE_A_LOSS = (
     'return one from training_step or, of a model that optimizes by hand, log it with self.log("train_loss", loss).'
 )
@@ -190,7 +191,8 @@ def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
 def recommend(judgements: Sequence[Judgement]) -> Recommendation:
     """The fastest level that nothing stands against; of equally fast ones the smallest, of those the simplest.
 
-    O3 keeps no fp32 weights, and is chosen only where it alone is that fast.
+    O3 keeps no fp32 weights, and is chosen only where it is much faster than every other: without masters small updates are
+    lost, which a short run does not show.
     """
     reference = next((j for j in judgements if j.level == REFERENCE), None)
     if reference is None or not reference.finished:
@@ -203,9 +205,11 @@ def recommend(judgements: Sequence[Judgement]) -> Recommendation:
         return Recommendation(None, f"No loss could be read of O0, so that there is nothing to compare: {_GIVE_A_LOSS}")
     usable = [j for j in judgements if not j.trouble and math.isfinite(j.seconds)]
     fastest = min(j.seconds for j in usable)
+    safe = [j for j in usable if j.level != _WITHOUT_FP32_WEIGHTS]
+    quickest_safe = min(j.seconds for j in safe)  # O0 is among them
+    if quickest_safe <= WITHOUT_MASTERS * fastest:
+        usable, fastest = safe, quickest_safe
     fast = [j for j in usable if j.seconds <= SAME * fastest]
-    # Without masters small updates are lost, which a short run does not show.
-    fast = [j for j in fast if j.level != _WITHOUT_FP32_WEIGHTS] or fast
     smallest = min(_memory(j) for j in fast)
     small = [j for j in fast if _memory(j) <= SAME * smallest]
     best = min(small, key=lambda j: _SIMPLEST.index(j.level))
