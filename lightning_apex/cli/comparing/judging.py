@@ -191,8 +191,8 @@ def _differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
 def recommend(judgements: Sequence[Judgement]) -> Recommendation:
     """The fastest level that nothing stands against; of equally fast ones the smallest, of those the simplest.
 
-    O3 keeps no fp32 weights, and is chosen only where it is much faster than every other: without masters small updates are
-    lost, which a short run does not show.
+    O3 keeps no fp32 weights, and is chosen only where it is much faster than every other: a short run does not show the
+    small updates that are lost without masters.
     """
     reference = next((j for j in judgements if j.level == REFERENCE), None)
     if reference is None or not reference.finished:
