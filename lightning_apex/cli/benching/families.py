@@ -118,10 +118,15 @@ def our_optimizer(family: Family, params: Sequence[nn.Parameter], **more: Any) -
     return optimizer
 
 
-def roofline(family: Family, optimizer: Optimizer, weights: Lists, threads: int) -> tuple[Contender, int]:
-    """Moves what the optimizer moves, and says how many bytes that is for an element."""
+def sweeps_of(family: Family, optimizer: Optimizer, weights: Lists) -> list[Sweep]:
+    """What a step reads and writes; ``weights`` are the parameters, and their masters if they have some."""
     params = weights[0]
     grads = [p.grad for p in params if p.grad is not None]
     states: Lists = [[optimizer.state[p][name] for p in params] for name in family.states]
-    sweeps = family.sweeps(weights, [grads], states)
+    return family.sweeps(weights, [grads], states)
+
+
+def roofline(family: Family, optimizer: Optimizer, weights: Lists, threads: int) -> tuple[Contender, int]:
+    """Moves what the optimizer moves, and says how many bytes that is for an element."""
+    sweeps = sweeps_of(family, optimizer, weights)
     return Contender(ROOF, traffic(sweeps, threads)), bytes_of(sweeps)

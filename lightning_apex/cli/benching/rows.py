@@ -12,10 +12,10 @@ from torch import nn
 from lightning_apex import SyncBatchNorm
 from lightning_apex.cli.benching.benchmark import Line, lines_of
 from lightning_apex.cli.benching.buffers import Buffers
-from lightning_apex.cli.benching.families import FAMILIES, ROOF, Family, our_optimizer, roofline
+from lightning_apex.cli.benching.families import FAMILIES, ROOF, Family, our_optimizer, roofline, sweeps_of
 from lightning_apex.cli.benching.norms import ROOF_BYTES, ROOF_PART, TORCH, Layers
 from lightning_apex.cli.benching.race import OURS, Contender, race
-from lightning_apex.cli.benching.roofline import RooflineError
+from lightning_apex.cli.benching.roofline import RooflineError, bytes_of
 from lightning_apex.cli.benching.shapes import Shapes
 from lightning_apex.cli.benching.subjects import NormInput
 
@@ -51,20 +51,12 @@ def _roofline(
     """What only moves the memory, if it can be measured, and how much more ours moves."""
     if device.type != "cpu":
         copied = _Copies(sum(p.numel() for p in buffers.params), device)
-        return [Contender(ROOF, copied)], _bytes_of(family, optimizer, buffers) / copied.BYTES
+        return [Contender(ROOF, copied)], bytes_of(sweeps_of(family, optimizer, [buffers.params])) / copied.BYTES
     try:
         return [roofline(family, optimizer, [buffers.params], torch.get_num_threads())[0]], 1.0
     except RooflineError as error:
         notes.append(f"without the roofline: {error}.")
         return [], 1.0
-
-
-def _bytes_of(family: Family, optimizer: torch.optim.Optimizer, buffers: Buffers) -> int:
-    from lightning_apex.cli.benching.roofline import bytes_of
-
-    grads = [p.grad for p in buffers.params if p.grad is not None]
-    states: Any = [[optimizer.state[p][name] for p in buffers.params] for name in family.states]
-    return bytes_of(family.sweeps([buffers.params], [grads], states))
 
 
 class _Copies:

@@ -28,7 +28,7 @@ def find_ranges(
             none.
         data: The same of the LightningDataModule; none where the model has its own data.
         steps: How many optimizer steps to train.
-        every: Count on every so many batches only; counting takes about 10 ns a value on a CPU core.
+        every: Count on every so many batches only; counting reads every value.
         seed: Of everything that is drawn.
         accelerator: cpu, gpu, ...; the config's if not given.
         out: A folder for report.json, report.html and a picture of every module; without it nothing is written.
